@@ -1,0 +1,215 @@
+"""
+The engine: starts the roles, watches over them, stops them, and accounts for everything.
+
+The caller's thread does nothing but wait for news: a role that ended or failed, or a signal. It is the owner of every
+thread and worker and joins them all before ``run`` returns or raises.
+"""
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from .config import AsyncConfig
+from .core import Cancelled, Closed, Limits, Trainer, WorkerError
+from .placement import Handle
+from .roles.collector import collector_loop
+from .roles.evaluator import Evaluator
+from .run import Run
+from .telemetry.recorder import Recorder
+from .transport.weights import Layout, WeightStore
+
+logger = logging.getLogger(__name__)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Engine(Run):
+    """
+    Overview:
+        One asynchronous run.
+    Arguments:
+        - config (:obj:`AsyncConfig`): the settings.
+        - trainer (:obj:`Trainer`): owner of learner and replay buffer.
+        - collectors (:obj:`Sequence[Handle]`): workers, not yet started.
+        - evaluator (:obj:`Optional[Handle]`): likewise; None runs without evaluations.
+        - recorder (:obj:`Recorder`): where events go.
+        - limits (:obj:`Limits`): when the run ends by itself.
+        - prefix (:obj:`Optional[str]`): of shared memory's names; None where no worker is in another process.
+    """
+
+    def __init__(
+            self,
+            config: AsyncConfig,
+            trainer: Trainer,
+            collectors: Sequence[Handle],
+            evaluator: Handle | None,
+            recorder: Recorder,
+            limits: Limits,
+            prefix: str | None = None,
+    ) -> None:
+        super().__init__(config, trainer, recorder, len(collectors))
+        self._collectors = collectors
+        self._eval_handle = evaluator
+        self.store = WeightStore(Layout.of(trainer.weights()), self.gate.versions_in_use, prefix)
+        evaluations = Evaluator(evaluator, self.store, self.on_evaluation, self._on_eval_error) if evaluator else None
+        self._loop = self.make_learner(self.gate.take, self.store, evaluations, limits)
+        # What the caller's thread waits for. Reentrant, so that a signal handler may put; nobody else takes.
+        self._news: queue.SimpleQueue[tuple[str, BaseException | int | None]] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def handles(self) -> list[Handle]:
+        return [*self._collectors, *([self._eval_handle] if self._eval_handle else [])]
+
+    def run(self) -> None:
+        """
+        Overview:
+            Run to the end. Raises what a role raised; after a signal it returns, with ``interrupted_by`` set.
+        """
+        started = time.monotonic()
+        failure: BaseException | None = None
+        with self._signals():
+            try:
+                self._start()
+                failure = self._supervise()
+            except BaseException as error:  # raised again below, once everything has ended
+                failure = error
+            failure = self._stop(failure) or failure
+        self.wall_s = time.monotonic() - started
+        if failure is None or isinstance(failure, WorkerError):
+            self.trainer.finish()  # upstream's last checkpoint; the trainer itself is sound
+        if failure is not None:
+            raise failure
+
+    def _start(self) -> None:
+        self.store.publish(self.trainer.train_iter, self.trainer.weights())
+        with _children_ignore_interrupts():
+            for handle in self.handles:
+                handle.start()
+        for index, handle in enumerate(self._collectors):
+            self._spawn(
+                handle.name, collector_loop, index, handle, self.gate, self.store, self.request_for
+            )
+        self._spawn('learner', self._loop.run)
+
+    def _spawn(self, name: str, loop: Callable[..., None], *args: Any) -> None:
+
+        def body() -> None:
+            try:
+                loop(*args)
+                self._news.put((name, None))
+            except (Closed, Cancelled):
+                self._news.put((name, None))
+            except BaseException as error:  # raised again in the caller's thread
+                self._news.put((name, error))
+
+        thread = threading.Thread(target=body, name=f'lzero-async-{name}', daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _on_eval_error(self, error: BaseException) -> None:
+        if not isinstance(error, Cancelled):
+            self._news.put(('evaluator', error))
+
+    # ------------------------------------------------------------------ while it runs
+
+    def _supervise(self) -> BaseException | None:
+        """Wait until the learner has ended, someone has failed, or a signal has come; what failed."""
+        while True:
+            name, news = self._news.get()
+            if name == 'signal':
+                self.interrupted_by = news if isinstance(news, int) else None
+                logger.warning('%s: finishing the update at hand', signal.Signals(self.interrupted_by or 0).name)
+                return None
+            if isinstance(news, BaseException):
+                return news
+            if name == 'learner':
+                return None
+
+    def _stop(self, failure: BaseException | None) -> BaseException | None:
+        """Bring every role to its end; an error that only came up now."""
+        hurried = failure is not None or self.interrupted_by is not None
+        self._loop.stopping.set()
+        self.gate.stop()
+        for handle in self._collectors:
+            handle.cancel()
+        if self._eval_handle is not None and hurried:
+            self._eval_handle.cancel()
+        late: BaseException | None = None
+        for thread in self._threads:
+            if not self._join(thread):
+                late = late or TimeoutError(f'{thread.name} did not end within shutdown_timeout_s')
+        try:
+            self.gate.close(drop_evaluation=hurried)
+        except Cancelled:
+            pass
+        except Exception as error:
+            late = late or error
+        for handle in self.handles:
+            handle.close(self.config.shutdown_timeout_s)
+        self.store.close()
+        while late is None and not self._news.empty():
+            news = self._news.get()[1]
+            late = news if isinstance(news, BaseException) and failure is None else None
+        return late if failure is None else None
+
+    def _join(self, thread: threading.Thread) -> bool:
+        """Wait for a role's thread; workers that do not heed the cancel are ended by force on the way."""
+        thread.join(self.config.shutdown_timeout_s)
+        if thread.is_alive():
+            for handle in self._collectors:
+                handle.kill()
+            thread.join(self.config.shutdown_timeout_s)
+        return not thread.is_alive()
+
+    # ------------------------------------------------------------------ signals
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first SIGINT or SIGTERM asks the run to end; the second one kills the workers and goes its usual way."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+
+        def second(number: int, frame: Any) -> None:
+            for handle in self.handles:
+                handle.kill()
+            self._restore(before)
+            os.kill(os.getpid(), number)
+
+        def first(number: int, frame: Any) -> None:
+            for each in SIGNALS:
+                signal.signal(each, second)
+            self._news.put(('signal', number))
+
+        for number in SIGNALS:
+            signal.signal(number, first)
+        try:
+            yield
+        finally:
+            self._restore(before)
+
+    @staticmethod
+    def _restore(before: dict[signal.Signals, Any]) -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _children_ignore_interrupts() -> Iterator[None]:
+    """A Ctrl-C reaches the whole foreground group; what is forked or spawned in here leaves it to the driver."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

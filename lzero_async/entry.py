@@ -1,0 +1,198 @@
+"""The entries: upstream's signatures, so that a training script changes one import."""
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from easydict import EasyDict
+
+from .config import AsyncConfig
+from .core import Limits, WorkerSpec
+from .engine import Engine
+from .lightzero.build import compiled, environments, preserved_random_state, worker_config, worker_seed
+from .lightzero.parts import Parts, make_parts
+from .lightzero.workers import CollectWorker, EvalWorker
+from .placement import Handle, make_handle
+from .recipes import MUZERO, UNIZERO, Recipe
+from .run import Run
+from .serial import SerialRun
+from .telemetry.recorder import Recorder
+from .telemetry.report import summary, write_report
+from .transport.memory import new_prefix
+from .transport.weights import Layout
+from .validate import prepare, validate_run
+
+logger = logging.getLogger(__name__)
+UNLIMITED = int(1e10)
+
+
+def train_unizero_segment_async(
+        input_cfg: Sequence[Any],
+        seed: int = 0,
+        model: torch.nn.Module | None = None,
+        model_path: str | None = None,
+        max_train_iter: int | None = UNLIMITED,
+        max_env_step: int | None = UNLIMITED,
+) -> Any:
+    """
+    Overview:
+        Train UniZero or Sampled UniZero with collection, learning and evaluation at the same time.
+    Arguments:
+        - input_cfg (:obj:`Sequence[dict]`): ``[main_config, create_config]``, as for ``train_unizero_segment``; the
+            keys that this package adds are described in ``docs/configuration.md``.
+        - seed (:obj:`int`): Random seed; every worker derives its own from it.
+        - model (:obj:`Optional[torch.nn.Module]`): A model to train instead of the config's.
+        - model_path (:obj:`Optional[str]`): A checkpoint to start from.
+        - max_train_iter (:obj:`Optional[int]`): Updates after which the run ends.
+        - max_env_step (:obj:`Optional[int]`): Env steps after which the run ends.
+    Returns:
+        - policy (:obj:`Policy`): The policy with the learner's last weights.
+    """
+    return _train(UNIZERO, input_cfg, seed, model, model_path, max_train_iter, max_env_step)
+
+
+def train_muzero_segment_async(
+        input_cfg: Sequence[Any],
+        seed: int = 0,
+        model: torch.nn.Module | None = None,
+        model_path: str | None = None,
+        max_train_iter: int | None = UNLIMITED,
+        max_env_step: int | None = UNLIMITED,
+) -> Any:
+    """
+    Overview:
+        Train MuZero, EfficientZero, Gumbel MuZero, Sampled EfficientZero or Stochastic MuZero with collection, learning
+        and evaluation at the same time.
+    Arguments:
+        - input_cfg (:obj:`Sequence[dict]`): ``[main_config, create_config]``, as for ``train_muzero_segment``; the
+            keys that this package adds are described in ``docs/configuration.md``.
+        - seed (:obj:`int`): Random seed; every worker derives its own from it.
+        - model (:obj:`Optional[torch.nn.Module]`): A model to train instead of the config's.
+        - model_path (:obj:`Optional[str]`): A checkpoint to start from.
+        - max_train_iter (:obj:`Optional[int]`): Updates after which the run ends.
+        - max_env_step (:obj:`Optional[int]`): Env steps after which the run ends.
+    Returns:
+        - policy (:obj:`Policy`): The policy with the learner's last weights.
+    """
+    return _train(MUZERO, input_cfg, seed, model, model_path, max_train_iter, max_env_step)
+
+
+def _train(
+        recipe: Recipe, input_cfg: Sequence[Any], seed: int, model: torch.nn.Module | None, model_path: str | None,
+        max_train_iter: int | None, max_env_step: int | None
+) -> Any:
+    main_config, create_config = prepare(*input_cfg)
+    config = AsyncConfig.from_policy(main_config.policy)
+    validate_run(main_config, create_config, config, recipe.policy_types, recipe.entry, model_path)
+    limits = Limits(
+        UNLIMITED if max_env_step is None else max_env_step, UNLIMITED if max_train_iter is None else max_train_iter
+    )
+    if not config.enable_async_training:
+        return recipe.serial_entry(
+            [main_config, create_config], seed, model, model_path, limits.max_train_iter, limits.max_env_step
+        )
+    with _caller_undisturbed(config.enable_async_debug_log):
+        cfg = compiled(recipe, main_config, create_config, seed)
+        logger.info('run directory %s; %s', cfg.exp_name, config.explain())
+        if config.off_policy_degree == 0:
+            return _run_serial(recipe, cfg, config, model, model_path, limits)
+        return _run_async(recipe, cfg, config, model, model_path, limits)
+
+
+def _run_serial(
+        recipe: Recipe, cfg: EasyDict, config: AsyncConfig, model: torch.nn.Module | None, model_path: str | None,
+        limits: Limits
+) -> Any:
+    collector_env = environments(cfg, 'collector', cfg.seed)
+    evaluator_env = environments(cfg, 'evaluator', cfg.seed)
+    parts = make_parts(recipe, cfg, config, model, model_path, threads=None)
+    shared = dict(policy=parts.policy, recipe=recipe)
+    collector = CollectWorker(worker_config(recipe, cfg, None), collector_env, **shared)
+    evaluator = EvalWorker(worker_config(recipe, cfg, None), evaluator_env, **shared)
+    parts.trainer.learner.call_hook('before_run')
+    recorder = Recorder(parts.directory, parts.writer)
+    run = SerialRun(config, parts.trainer, collector, evaluator if config.evaluate else None, recorder, limits)
+    return _carry_out(run, parts)
+
+
+def _run_async(
+        recipe: Recipe, cfg: EasyDict, config: AsyncConfig, model: torch.nn.Module | None, model_path: str | None,
+        limits: Limits
+) -> Any:
+    parts = make_parts(recipe, cfg, config, model, model_path, config.threads['learner'])
+    parts.trainer.learner.call_hook('before_run')
+    recorder = Recorder(parts.directory, parts.writer)
+    prefix = new_prefix()
+    layout = Layout.of(parts.trainer.weights())
+
+    def handle(role: str, index: int, factory: str, arguments: dict[str, Any]) -> Handle:
+        own = worker_seed(cfg.seed, index)
+        spec = WorkerSpec(
+            name=f'collector-{index}' if role == 'collector' else role,
+            factory=f'lzero_async.lightzero.workers:{factory}',
+            arguments=dict(
+                cfg=worker_config(recipe, cfg, config.devices[role]), recipe=recipe.name, seed=own,
+                # Evaluations are comparable, between runs and with upstream's: their environments keep the run's seed.
+                env_seed=own if role == 'collector' else cfg.seed, layout=layout,
+                model=copy.deepcopy(model), **arguments
+            ),
+            threads=config.threads[role],
+        )
+        logger.info('%s: seed %d, %d torch threads', spec.name, own, spec.threads)
+        return make_handle(config.placement, spec, prefix, parts.directory / 'logs', config.worker_timeout_s)
+
+    collectors = [
+        handle('collector', index, 'make_collect_worker', {'index': index}) for index in range(config.num_collectors)
+    ]
+    evaluator = handle('evaluator', config.num_collectors, 'make_eval_worker', {}) if config.evaluate else None
+    shared = prefix if config.placement == 'process' else None
+    run = Engine(config, parts.trainer, collectors, evaluator, recorder, limits, shared)
+    policy = _carry_out(run, parts)
+    if run.interrupted_by == signal.SIGTERM:
+        raise SystemExit(128 + signal.SIGTERM)
+    if run.interrupted_by is not None:
+        raise KeyboardInterrupt
+    return policy
+
+
+def _carry_out(run: Run, parts: Parts) -> Any:
+    """Run to the end; whatever that end is, there is a report."""
+    try:
+        run.run()
+    finally:
+        report = run.report()
+        write_report(parts.directory / 'report.json', report)
+        logger.info('%s', summary(report))
+        run.recorder.close()
+        parts.writer.close()
+    return parts.policy
+
+
+@contextlib.contextmanager
+def _caller_undisturbed(debug: bool) -> Iterator[None]:
+    """The caller's random states, root logger and working directory are afterwards what they were before."""
+    root, ours = logging.getLogger(), logging.getLogger(__package__)
+    root_before, level, directory = (root.level, list(root.handlers)), ours.level, os.getcwd()
+    if debug:
+        ours.setLevel(logging.DEBUG)
+    elif level == logging.NOTSET:
+        ours.setLevel(logging.INFO)
+    try:
+        with preserved_random_state():
+            yield
+    finally:
+        os.chdir(directory)
+        ours.setLevel(level)
+        # Upstream's loggers initialise the root logger (ding/utils/log_helper.py:81) and keep their files open.
+        root.setLevel(root_before[0])
+        root.handlers[:] = root_before[1]
+        for name in [name for name in logging.root.manager.loggerDict if name.endswith('_logger')]:
+            for handler in list(logging.getLogger(name).handlers):
+                logging.getLogger(name).removeHandler(handler)
+                handler.close()

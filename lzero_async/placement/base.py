@@ -1,0 +1,44 @@
+"""What every placement offers to a role's thread."""
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..core import WorkerSpec
+from ..transport.memory import Block
+
+Beat = Callable[[], None]
+
+
+class Handle(Protocol):
+    """A worker, wherever it lives. ``run`` is called by one thread at a time, ``cancel`` and ``kill`` by any."""
+
+    name: str
+
+    def start(self) -> None:
+        """Begin to make the worker."""
+
+    def wait_ready(self) -> None:
+        """Block until the worker is made; raises where that failed."""
+
+    def run(self, version: int, weights: Block, request: Any) -> Any:
+        """Put a snapshot in force unless it is already, then do a job; blocks for as long as that takes."""
+
+    def cancel(self) -> None:
+        """Make the running job, and every later one, raise ``Cancelled`` soon."""
+
+    def kill(self) -> None:
+        """End the worker at once, without asking it."""
+
+    def close(self, timeout_s: float) -> None:
+        """End the worker and all that it started, by force after ``timeout_s``."""
+
+
+def make_worker(spec: WorkerSpec, beat: Beat, own_process: bool) -> Any:
+    """
+    Call the factory that a spec names. ``beat`` is for the worker to call while it is busy; in a process of its own it
+    may seed global random states.
+    """
+    module, function = spec.factory.split(':')
+    return getattr(importlib.import_module(module), function)(beat=beat, own_process=own_process, **spec.arguments)

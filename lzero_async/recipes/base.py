@@ -1,0 +1,62 @@
+"""The questions that a recipe answers."""
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+Verdict = Literal['train', 'not yet', 'insufficient']
+
+
+class Recipe(ABC):
+    """How one of upstream's segment entries treats its algorithms."""
+
+    name: str  # travels to workers
+    entry: str  # this package's entry
+    serial_entry: Callable[..., Any]  # upstream's
+    buffers: Mapping[str, type]  # policy type -> upstream's replay buffer
+    offline_evaluation: bool  # whether upstream's entry honours eval_offline
+    logs_buffer_times: bool  # whether upstream's entry logs the buffer's run times
+
+    @property
+    def policy_types(self) -> tuple[str, ...]:
+        return tuple(self.buffers)
+
+    @abstractmethod
+    def device(self, main_config: Any) -> str:
+        """The learner's device, from a config that is not compiled yet."""
+
+    @abstractmethod
+    def seeds_cuda(self, policy_cfg: Any) -> bool:
+        """Whether upstream seeds CUDA too."""
+
+    @abstractmethod
+    def verdict(self, policy_cfg: Any, buffer: Any, env_steps: int) -> Verdict:
+        """Whether the batch just pushed may be trained; 'not yet' counts as an epoch, 'insufficient' does not."""
+
+    @abstractmethod
+    def reanalyzes_at(self, epoch: int, frequency: float) -> bool:
+        """Whether an epoch begins with a reanalysis, for frequencies below 1."""
+
+    @abstractmethod
+    def complete(self, train_data: list[Any], train_iter: int) -> list[Any]:
+        """A sampled batch as the policy's learn mode wants it."""
+
+    def before_update(self, policy: Any, train_iter: int, env_steps: int) -> None:  # noqa: B027 (nothing by default)
+        """Called before each update."""
+
+    def after_epoch(self, policy: Any) -> None:  # noqa: B027 (nothing by default)
+        """Called after the updates of a batch."""
+
+    def after_load(self, policy: Any) -> None:  # noqa: B027 (nothing by default)
+        """Called after new weights were put into a worker's policy."""
+
+    def place(self, policy_cfg: Any, device: str) -> None:
+        """Make a worker's private policy config live on a device."""
+        policy_cfg.device = device
+        policy_cfg.cuda = device.startswith('cuda')
+
+    def act_at_random(self, policy: Any, output: dict[int, Any], choose: Callable[[int], Any]) -> None:
+        """Replace the actions of a collect forward by those that ``choose`` returns per environment."""
+        for env_id in output:
+            output[env_id]['action'] = choose(env_id)

@@ -1,0 +1,1 @@
+"""What a run tells about itself. The run directory is the interface: whoever watches only reads it."""
