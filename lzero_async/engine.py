@@ -154,9 +154,10 @@ class Engine(Run):
         for handle in self.handles:
             handle.close(self.config.shutdown_timeout_s)
         self.store.close()
-        while late is None and not self._news.empty():
-            news = self._news.get()[1]
-            late = news if isinstance(news, BaseException) and failure is None else None
+        while not self._news.empty():
+            name, news = self._news.get()
+            if isinstance(news, BaseException) and name in ('learner', 'evaluator'):  # a collector was told to end
+                late = late or news
         return late if failure is None else None
 
     def _join(self, thread: threading.Thread) -> bool:

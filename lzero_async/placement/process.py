@@ -28,6 +28,7 @@ from ..transport import memory, segments
 from ..transport.memory import Block
 from .base import make_worker
 
+START_S = 300.0  # to start at least: imports, models and environments give no sign of life
 BEAT_S = 1.0  # at most one sign of life per so many seconds
 LOG_TAIL = 2000  # characters of a dead worker's output that go into the error
 
@@ -80,7 +81,7 @@ class ProcessHandle:
             end.close()
 
     def wait_ready(self) -> None:
-        message = self._receive()
+        message = self._receive(max(START_S, self._timeout_s))
         if message != _READY:
             self._raise(message)
 
@@ -90,18 +91,18 @@ class ProcessHandle:
             segments.send(self._jobs, _Job(version, weights.name, request, self._reply_block), self._reply_block)
         except OSError:
             self._raise_dead()
-        reply = self._receive()
+        reply = self._receive(self._timeout_s)
         if reply.cancelled:
             raise Cancelled
         if reply.error is not None:
             self._raise(reply)
         return reply.result
 
-    def _receive(self) -> Any:
+    def _receive(self, timeout_s: float) -> Any:
         while True:
-            ready = connection.wait([self._jobs, self._process.sentinel], self._timeout_s)
+            ready = connection.wait([self._jobs, self._process.sentinel], timeout_s)
             if not ready:
-                raise WorkerError(self.name, f'no sign of life for {self._timeout_s:g} s (worker_timeout_s)')
+                raise WorkerError(self.name, f'no sign of life for {timeout_s:g} s (worker_timeout_s)')
             if self._jobs not in ready:
                 self._raise_dead()
             try:
