@@ -23,7 +23,7 @@ setup(
     packages=find_packages(include=['lzero_async', 'lzero_async.*', 'zoo_configs', 'zoo_configs.*']),
     package_data={'lzero_async': ['py.typed']},
     python_requires='>=3.10',
-    install_requires=['LightZero>=0.2.0', 'DI-engine>=0.5.3', 'torch', 'numpy', 'easydict', 'psutil'],
+    install_requires=['LightZero>=0.2.0', 'DI-engine>=0.5.3', 'torch', 'numpy', 'easydict', 'psutil', 'cloudpickle'],
     extras_require=EXTRAS,
     entry_points={'console_scripts': ['lzero-async = lzero_async.cli:main']},
     zip_safe=False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 WAITS = 0.05  # share of the time above which a side counts as waiting
 NEVER = 0.001  # share of the time below which it counts as never waiting
@@ -53,7 +54,8 @@ class Autotuner:
             self._idle_windows = 0
             if self.degree < self.cap:
                 self.degree += 1
-                return f'the learner waited for data {learner:.0%}, collectors for the gate {collectors:.0%} of the time'
+                waits = f'the learner waited for data {learner:.0%}, collectors for the gate {collectors:.0%}'
+                return f'{waits} of the time'
             return None
         self._idle_windows = self._idle_windows + 1 if collectors < NEVER else 0
         if self._idle_windows >= 2 and self.degree > 1:
@@ -70,7 +72,9 @@ class Autotuner:
         return what
 
     def evaluated(self, mean_return: float) -> str | None:
-        """Note an evaluation; halve the degree where returns have fallen by more than half of their range."""
+        """Note an evaluation; halve the degree where it is NaN, or lost half of the range and a fifth of the best."""
+        if not isfinite(mean_return):
+            return self.trouble(f'the evaluation came out as {mean_return}')
         self._returns.append(mean_return)
         if len(self._returns) < 3 or not _has_fallen(self._returns):
             return None
@@ -81,4 +85,4 @@ class Autotuner:
 
 def _has_fallen(returns: Sequence[float]) -> bool:
     best, worst = max(returns[:-1]), min(returns[:-1])
-    return best > worst and returns[-1] < best - 0.5 * (best - worst)
+    return returns[-1] < best - max(0.5 * (best - worst), 0.2 * abs(best))

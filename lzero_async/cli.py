@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import copy
 import importlib.util
 import logging
 import sys
@@ -67,7 +68,7 @@ def _count(text: str) -> int:
 
 def _train(arguments: argparse.Namespace) -> int:
     module = _load(arguments.config)
-    main_config, create_config = EasyDict(module.main_config), EasyDict(module.create_config)
+    main_config, create_config = copy.deepcopy(module.main_config), copy.deepcopy(module.create_config)
     for setting in arguments.settings:
         _apply(setting, main_config, create_config)
     main_config.exp_name = _run_directory(arguments.exp_name, main_config.get('exp_name', 'default_experiment'))

@@ -34,7 +34,7 @@ class AsyncTrainingCoordinator(Gate[Payload]):
             Block until a collect is allowed, call ``fn`` here, hand its result on. Where it raises, the slot is given
             back and the exception goes on unwrapped.
         """
-        ticket = self.admit(self._ledger.admitted % self._num_collectors if self._deterministic else 0)
+        ticket = self.admit(None)
         try:
             result = fn()
         except BaseException as error:
@@ -104,7 +104,7 @@ class AsyncTrainingCoordinator(Gate[Payload]):
         return timed
 
     def wait_for_eval(self) -> Any:
-        """Block until no evaluation runs or waits; the result of the latest, or its exception."""
+        """Block until no evaluation runs or waits; the result of the latest, or the exception of any not raised yet."""
         return self._desk.wait()
 
     def close(self, drop_evaluation: bool = False) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+MAIN_GUARD = "the script that starts training must do so under if __name__ == '__main__':, as workers import it again"
 Placement = Literal['thread', 'process', 'ray']
 Role = Literal['collector', 'learner', 'evaluator']
 Payload = TypeVar('Payload')
@@ -106,6 +107,7 @@ class Batch:
     episode_returns: Sequence[float] = ()  # of the episodes that ended in it
     temperature: float = 1.0  # as requested
     epsilon: float = 0.0  # as requested
+    random_actions: bool = False  # as requested
     duration_s: float = 0.0  # wall time of the collect
     cpu_s: float = 0.0  # CPU time of the collect, 0 where it cannot be told apart
     scalars: Sequence[tuple[str, float, int]] = ()  # (tag, value, step) for TensorBoard

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ import torch
 from easydict import EasyDict
 
 from .config import AsyncConfig
-from .core import Limits, WorkerSpec
+from .core import MAIN_GUARD, ConfigError, Limits, WorkerSpec
 from .engine import Engine
-from .lightzero.build import compiled, environments, preserved_random_state, worker_config, worker_seed
+from .lightzero.build import compiled, environments, packed, preserved_random_state, worker_config, worker_seed
 from .lightzero.parts import Parts, make_parts
 from .lightzero.workers import CollectWorker, EvalWorker
 from .placement import Handle, make_handle
@@ -87,6 +87,8 @@ def _train(
         recipe: Recipe, input_cfg: Sequence[Any], seed: int, model: torch.nn.Module | None, model_path: str | None,
         max_train_iter: int | None, max_env_step: int | None
 ) -> Any:
+    if getattr(multiprocessing.current_process(), '_inheriting', False):
+        raise ConfigError(MAIN_GUARD)
     main_config, create_config = prepare(*input_cfg)
     config = AsyncConfig.from_policy(main_config.policy)
     validate_run(main_config, create_config, config, recipe.policy_types, recipe.entry, model_path)
@@ -98,7 +100,7 @@ def _train(
             [main_config, create_config], seed, model, model_path, limits.max_train_iter, limits.max_env_step
         )
     with _caller_undisturbed(config.enable_async_debug_log):
-        cfg = compiled(recipe, main_config, create_config, seed)
+        cfg = compiled(recipe, main_config, create_config, seed, config.devices['learner'])
         logger.info('run directory %s; %s', cfg.exp_name, config.explain())
         if config.off_policy_degree == 0:
             return _run_serial(recipe, cfg, config, model, model_path, limits)
@@ -111,6 +113,7 @@ def _run_serial(
 ) -> Any:
     collector_env = environments(cfg, 'collector', cfg.seed)
     evaluator_env = environments(cfg, 'evaluator', cfg.seed)
+    # Torch keeps the threads it has: another number adds up in another order, and this is to equal upstream.
     parts = make_parts(recipe, cfg, config, model, model_path, threads=None)
     shared = dict(policy=parts.policy, recipe=recipe)
     collector = CollectWorker(worker_config(recipe, cfg, None), collector_env, **shared)
@@ -129,7 +132,7 @@ def _run_async(
     parts.trainer.learner.call_hook('before_run')
     recorder = Recorder(parts.directory, parts.writer)
     prefix = new_prefix()
-    layout = Layout.of(parts.trainer.weights())
+    layout, travelling = Layout.of(parts.trainer.weights()), packed(model)
 
     def handle(role: str, index: int, factory: str, arguments: dict[str, Any]) -> Handle:
         own = worker_seed(cfg.seed, index)
@@ -140,7 +143,7 @@ def _run_async(
                 cfg=worker_config(recipe, cfg, config.devices[role]), recipe=recipe.name, seed=own,
                 # Evaluations are comparable, between runs and with upstream's: their environments keep the run's seed.
                 env_seed=own if role == 'collector' else cfg.seed, layout=layout,
-                model=copy.deepcopy(model), **arguments
+                model=travelling, **arguments
             ),
             threads=config.threads[role],
         )
@@ -189,7 +192,7 @@ def _caller_undisturbed(debug: bool) -> Iterator[None]:
     finally:
         os.chdir(directory)
         ours.setLevel(level)
-        # Upstream's loggers initialise the root logger (ding/utils/log_helper.py:81) and keep their files open.
+        # Upstream's loggers initialise the root logger (ding/utils/log_helper.py:84) and keep their files open.
         root.setLevel(root_before[0])
         root.handlers[:] = root_before[1]
         for name in [name for name in logging.root.manager.loggerDict if name.endswith('_logger')]:

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from .core import Closed
+
 
 def _nothing() -> None:
     """What there is to do when nobody asked for more."""
@@ -30,10 +32,12 @@ class EvalDesk:
     def submit(self, fn: Callable[[], Any], dropped: Callable[[], None] | None = None) -> None:
         """
         Run ``fn`` as soon as the running one is done, in place of any other that waits; ``dropped`` is called where
-        that never happens. Raises the error of an earlier one.
+        that never happens. Raises the error of an earlier one, and ``Closed`` after the end.
         """
         with self._changed:
             self._raise_error()
+            if self._closed:
+                raise Closed
             self._drop()
             self._waiting, self._drop_waiting = fn, dropped or _nothing
             if self._thread is None:
@@ -55,11 +59,11 @@ class EvalDesk:
                 result, error = None, raised
             with self._changed:
                 self._running = False
-                self._result, self._error = result, error
+                self._result, self._error = result, self._error or error  # a later success hides no error
                 self._changed.notify_all()
 
     def wait(self) -> Any:
-        """Block until none runs or waits; the latest result, or the error of the latest."""
+        """Block until none runs or waits; the latest result, or the first error that nobody has seen yet."""
         with self._changed:
             self._changed.wait_for(lambda: not self._running and self._waiting is None)
             self._raise_error()

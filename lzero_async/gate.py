@@ -58,6 +58,10 @@ class Gate(Generic[Payload]):
             raise ValueError(f'off_policy_degree={off_policy_degree}: must be -1 (automatic), 0 (serial) or positive')
         if min(num_collectors, data_queue_size, weight_sync_interval) < 1:
             raise ValueError('num_collectors, data_queue_size and weight_sync_interval must be at least 1')
+        if max_degree is not None and max_degree < 1:
+            raise ValueError(f'max_degree={max_degree}: must be at least 1')
+        if deterministic and off_policy_degree == -1:
+            raise ValueError('off_policy_degree=-1 follows measured times, so deterministic=True needs a degree >= 0')
         self._tuner = Autotuner(num_collectors, max_degree) if off_policy_degree == -1 else None
         self._degree = self._tuner.degree if self._tuner else off_policy_degree
         self._num_collectors = num_collectors
@@ -71,23 +75,23 @@ class Gate(Generic[Payload]):
         self._may_take = threading.Condition(self._lock)
         self._stopped = False  # nobody may go on
         self._closed = False  # and the books are shut
+        self._line: deque[object] = deque()  # collectors that wait for admission, first come first served
+        self._paused = 0  # evaluations that hold up learning
+        self._timing = Timing()
         self._sync_interval = weight_sync_interval
         self._start = start or Boundary(paid=0, train_iter=0, env_steps=0, version=0)
         self._reset()
 
     def _reset(self) -> None:
         self._ledger = Ledger(self._sync_interval, self._truncate_budget)
-        self._timing = Timing()
+        self._timing.restart()
         self._started: dict[int, float] = {}  # batch -> when its collect began
         self._finished: dict[int, Payload] = {}  # the data queue
         self._order: list[tuple[int, int]] = []  # heap of (deadline, number) of the data queue
         self._at_door: set[int] = set()  # finished, but the queue is full
-        self._line: deque[object] = deque()  # collectors that wait for admission, first come first served
-        self._learner_waits = False
         self._training: int | None = None
         self._training_since = 0.0
         self._collected = 0
-        self._paused = 0  # evaluations that hold up learning
         self._boundaries = {0: self._start}
         self._history: list[dict[str, Any]] = [self._change('start')]
         self._mark = self._totals()
@@ -104,35 +108,41 @@ class Gate(Generic[Payload]):
             return False
         if self._degree == 0 and self._paused:
             return False
-        turn = self._ledger.admitted % self._num_collectors
-        return worker is None or not self._deterministic or worker == turn
+        return worker is None or not self._deterministic or worker == self._turn()
 
-    def admit(self, worker: int = 0) -> Ticket:
-        """Block until this collector may start a batch."""
+    def _turn(self) -> int:
+        return self._ledger.admitted % self._num_collectors
+
+    def admit(self, worker: int | None = 0) -> Ticket:
+        """Block until this collector, or with None whichever is next, may start a batch."""
         started = self._clock()
         me = object()
         with self._lock:
             self._line.append(me)
             try:
-                # In the deterministic schedule the turn decides, otherwise the place in the line.
-                self._wait(
-                    self._may_collect,
-                    lambda: self._may_admit(worker) and (self._deterministic or self._line[0] is me)
-                )
+                # In the deterministic schedule a collector's turn decides, otherwise the place in the line.
+                by_turn = self._deterministic and worker is not None
+                self._wait(self._may_collect, lambda: self._may_admit(worker) and (by_turn or self._line[0] is me))
                 ticket = self._admit(worker)
             finally:
                 self._line.remove(me)
                 self._may_collect.notify_all()
-            self._timing.roles['collect'].gate.add(self._clock() - started)
+            waited = self._clock() - started
+            self._timing.roles['collect'].gate.add(waited)
+            logger.debug('collector %d waited %.3f s for the gate', ticket.worker, waited)
             return ticket
 
     def try_admit(self, worker: int = 0) -> Ticket | None:
         """A ticket, or None where the gate is shut for this collector."""
         with self._lock:
-            return self._admit(worker) if self._may_admit(worker) else None
+            if not self._may_admit(worker):
+                return None
+            self._may_collect.notify_all()  # it may be the turn of one that waits
+            return self._admit(worker)
 
-    def _admit(self, worker: int) -> Ticket:
+    def _admit(self, worker: int | None) -> Ticket:
         number = self._ledger.admitted
+        worker = self._turn() if worker is None else worker
         ended = self._ledger.trained + self._ledger.lost
         # Deterministic: what batch k sees is fixed by the payment that made room for it, not by when it was asked for.
         seen = max(0, number - self._degree + 1) if self._deterministic else ended
@@ -153,7 +163,14 @@ class Gate(Generic[Payload]):
             now = self._clock()
             self._timing.leave('collect', now, self._started.pop(number))
             self._at_door.add(number)
-            self._wait(self._may_deliver, lambda: self._has_room(number))
+            try:
+                self._wait(self._may_deliver, lambda: self._has_room(number))
+            except Closed:
+                raise  # the batch stays at the door, where close() finds it
+            except BaseException as error:
+                self._at_door.remove(number)
+                self._lose(number, repr(error))
+                raise
             self._timing.roles['collect'].data.add(self._clock() - now)
             self._enqueue(number, payload)
 
@@ -170,7 +187,10 @@ class Gate(Generic[Payload]):
             return True
 
     def _has_room(self, number: int) -> bool:
-        return len(self._finished) < self._queue_size or self._learner_waits and self._is_next(number)
+        """Whether this one may come in: there is room and none older waits for it, or the learner needs it to go on."""
+        if len(self._finished) < self._queue_size:
+            return number <= min(self._at_door, default=number)
+        return self._training is None and not self._paused and self._ready() is None and self._is_next(number)
 
     def _enqueue(self, number: int, payload: Payload) -> None:
         self._at_door.discard(number)
@@ -179,18 +199,23 @@ class Gate(Generic[Payload]):
         self._ledger.deliver(number)
         self._collected += 1
         self._may_take.notify_all()
+        self._may_deliver.notify_all()
 
     def fail(self, number: int, cause: str) -> None:
-        """A collect failed: its batch is lost and its slot free again. Said of one that has ended, it changes nothing."""
+        """A collect failed: its batch is lost and its slot free again. After a stop it only counts as cancelled."""
         with self._lock:
             if self._closed or number not in self._started:
                 return
             self._timing.leave('collect', self._clock(), self._started.pop(number))
-            latest = self._latest
-            self._ledger.lose(number, cause)
-            self._keep_boundary(latest)
-            logger.warning('batch %d is lost: %s', number, cause)
-            self._wake_all()
+            if not self._stopped:
+                self._lose(number, cause)
+
+    def _lose(self, number: int, cause: str) -> None:
+        latest = self._latest
+        self._ledger.lose(number, cause)
+        self._keep_boundary(latest)
+        logger.warning('batch %d is lost: %s', number, cause)
+        self._wake_all()
 
     # ------------------------------------------------------------------ learner
 
@@ -201,7 +226,7 @@ class Gate(Generic[Payload]):
 
     def _is_next(self, number: int) -> bool:
         if self._deterministic:
-            return number == min(self._ledger.outstanding)
+            return number == next(iter(self._ledger.outstanding))  # they stand in the order of admission
         return self._ledger.may_take(number)
 
     def _ready(self) -> int | None:
@@ -226,15 +251,10 @@ class Gate(Generic[Payload]):
     def _wait_to_train(self, unpaid: bool) -> Taken[Payload] | None:
         started = self._clock()
         with self._lock:
-            self._learner_waits = True
-            self._may_deliver.notify_all()
-            try:
-                self._wait(
-                    self._may_take, lambda: self._ready() is not None or unpaid and self._may_train_unpaid()
-                )
-            finally:
-                self._learner_waits = False
-            self._timing.roles['train'].data.add(self._clock() - started)
+            self._wait(self._may_take, lambda: self._ready() is not None or unpaid and self._may_train_unpaid())
+            waited = self._clock() - started
+            self._timing.roles['train'].data.add(waited)
+            logger.debug('the learner waited %.3f s for data', waited)
             return self._take()
 
     def try_take(self) -> Taken[Payload] | None:
@@ -252,7 +272,7 @@ class Gate(Generic[Payload]):
         heapq.heappop(self._order)
         self._training = number
         self._may_deliver.notify_all()
-        age, lag, bound = self._ledger.take(number, self._latest.train_iter)
+        age, lag, bound = self._ledger.take(number, self._latest)
         logger.debug('batch %d taken: age %d, lag %d of at most %d', number, age, lag, bound)
         return Taken(number, self._finished.pop(number), age, lag, bound)
 
@@ -274,13 +294,17 @@ class Gate(Generic[Payload]):
     ) -> Boundary:
         """The batch is paid off: its slot is free and collects that start now see these counters."""
         with self._lock:
+            if self._closed:
+                raise Closed
             self._ledger.pay(number, updates, rest)
-            boundary = Boundary(self._ledger.trained, train_iter, env_steps, version, warmup)
+            boundary = Boundary(self._start.paid + self._ledger.trained, train_iter, env_steps, version, warmup)
             self._keep_boundary(boundary)
             self._end_training()
             if self._tuner and self._ledger.trained % self._tuner.window_batches == 0:
                 self._apply(self._tuner.observe(self._window()))
-            logger.debug('batch %d paid with %d updates, outstanding %d', number, updates, len(self._ledger.outstanding))
+            logger.debug(
+                'batch %d paid with %d updates, outstanding %d', number, updates, len(self._ledger.outstanding)
+            )
             return boundary
 
     @property
@@ -310,6 +334,11 @@ class Gate(Generic[Payload]):
     @property
     def degree(self) -> int:
         return self._degree
+
+    @property
+    def admitted(self) -> int:
+        """Batches admitted so far."""
+        return self._ledger.admitted
 
     def report_trouble(self, what: str) -> None:
         """Something points to too much staleness (a NaN, say): with degree -1 the degree is halved."""

@@ -18,7 +18,7 @@ from math import floor
 
 import numpy as np
 
-from .core import AsyncTrainingError, Ticket
+from .core import AsyncTrainingError, Boundary, Ticket
 
 SAMPLES = 1024  # most recent values kept for percentiles
 
@@ -159,13 +159,13 @@ class Ledger:
         entry.state = 'waiting'
         self.running -= 1
 
-    def take(self, number: int, train_iter: int) -> tuple[int, int, int]:
+    def take(self, number: int, now: Boundary) -> tuple[int, int, int]:
         """Age, lag and lag bound of the batch that is taken; raises where a bound is broken."""
         entry = self.outstanding[number]
         entry.state = 'training'
         self._deadlines.remove(entry.deadline - self.trained)
-        age = self.trained - entry.ticket.boundary.paid
-        lag = train_iter - entry.ticket.boundary.version
+        age = now.paid - entry.ticket.boundary.paid
+        lag = now.train_iter - entry.ticket.boundary.version
         allowed = max(0, entry.ticket.degree - 1)
         before = self._done_after[max(-1 - allowed, -len(self._done_after))]
         bound = self._done_after[-1] - before + self.weight_sync_interval - 1

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -79,6 +80,12 @@ class Run(ABC):
     def run(self) -> None:
         """Run to the end."""
 
+    def _ended(self) -> str:
+        assert self.learner is not None
+        if self.interrupted_by is not None:
+            return f'interrupted by {signal.Signals(self.interrupted_by).name}'
+        return self.learner.reason or 'failed'
+
     def report(self) -> dict[str, Any]:
         """What happened, in numbers."""
         assert self.learner is not None
@@ -88,7 +95,7 @@ class Run(ABC):
             'placement': self.config.placement if self.config.off_policy_degree else 'serial',
             'num_collectors': self.num_collectors,
             'wall_s': self.wall_s,
-            'ended': self.learner.reason or 'interrupted',
+            'ended': self._ended(),
             'attained': self.recorder.costs.attained(
                 self.num_collectors, available_cores(), self.config.enable_async_eval
             ),

@@ -114,10 +114,10 @@ class SerialRun(Run):
         started = time.monotonic()
         try:
             self._loop.run()
+            self._store.restore()
             self.trainer.finish()
         finally:
             self.wall_s = time.monotonic() - started
-            self._store.restore()
             self.gate.close()
             self._collector.close()
             if self._eval_worker is not None:

@@ -33,10 +33,14 @@ class Timing:
     """The times of all roles, and the time in which at least two different ones were busy."""
 
     def __init__(self) -> None:
-        self.roles = {role: RoleTimes() for role in ROLES}
-        self.overlap_s = 0.0
         self._busy = Counter[str]()
         self._since = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Count anew; who is busy stays so."""
+        self.roles = {role: RoleTimes() for role in ROLES}
+        self.overlap_s = 0.0
 
     def enter(self, role: str, now: float) -> None:
         self._advance(now)

@@ -1,6 +1,7 @@
 """Configs small enough for a test: CartPole with two environments and a model of a few thousand parameters."""
 from __future__ import annotations
 
+import copy
 import importlib
 from typing import Any
 
@@ -11,7 +12,7 @@ def tiny(policy_type: str = 'unizero', seeded: bool = False, **policy: Any) -> l
     """``[main_config, create_config]`` from the drop-in config of that family; ``policy`` overrides its keys."""
     family = 'unizero' if 'unizero' in policy_type else 'muzero'
     module = importlib.import_module(f'zoo_configs.cartpole_{family}_segment_async_config')
-    main, create = EasyDict(module.main_config), EasyDict(module.create_config)
+    main, create = copy.deepcopy(module.main_config), copy.deepcopy(module.create_config)
     main.exp_name = 'run'
     main.env.update(collector_env_num=2, evaluator_env_num=1, n_evaluator_episode=1, stop_value=10**6)
     main.policy.update(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import torch
 from ding.config import compile_config
@@ -15,15 +16,20 @@ from ding.envs import create_env_manager, get_vec_env_setting
 from ding.policy import create_policy
 from easydict import EasyDict
 
+from ..core import ConfigError
 from ..recipes import Recipe
 from ..transport.weights import plain_names
 
 FIELDS = ['learn', 'collect', 'eval']  # a policy without all three lacks parts that collecting needs
 
 
-def compiled(recipe: Recipe, main_config: EasyDict, create_config: EasyDict, seed: int) -> EasyDict:
+def compiled(
+        recipe: Recipe, main_config: EasyDict, create_config: EasyDict, seed: int, device: str | None = None
+) -> EasyDict:
     """Upstream's compiled config; creates the run's directory, under another name where the wanted one is taken."""
     main_config.policy.device = recipe.device(main_config)
+    if device is not None:
+        recipe.place(main_config.policy, device)
     cfg = compile_config(main_config, seed=seed, env=None, auto=True, create_cfg=create_config, save_cfg=True)
     if recipe.offline_evaluation and cfg.policy.eval_offline:
         cfg.policy.learn.learner.hook.save_ckpt_after_iter = cfg.policy.eval_freq
@@ -54,6 +60,16 @@ def environments(cfg: EasyDict, which: str, seed: int) -> Any:
 def policy_of(cfg: EasyDict, model: torch.nn.Module | None) -> Any:
     """A whole policy: one mutable knot of models, caches and counters, never to be shared between roles."""
     return create_policy(cfg.policy, model=model, enable_field=FIELDS)
+
+
+def packed(model: torch.nn.Module | None) -> bytes | None:
+    """A model of the caller's own, fit to travel. Upstream's hold lambdas, which only cloudpickle can take along."""
+    if model is None:
+        return None
+    try:
+        return cloudpickle.dumps(copy.deepcopy(model).cpu())
+    except Exception as error:
+        raise ConfigError(f'model={type(model).__name__}: it cannot be pickled for the workers ({error})') from error
 
 
 def model_tensors(policy: Any) -> Mapping[str, torch.Tensor]:

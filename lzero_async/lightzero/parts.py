@@ -51,7 +51,7 @@ def make_parts(
     """Seed, policy, learner, buffer, in that order; the environments come before, as they may seed too."""
     set_pkg_seed(cfg.seed, use_cuda=recipe.seeds_cuda(cfg.policy))
     if cfg.policy.use_wandb and wandb.run is None:
-        # Upstream's policy watches its model before anyone has called init (lzero/policy/unizero.py:352).
+        # Upstream's policy watches its model before anyone has called init (lzero/policy/unizero.py:354).
         wandb.init(project='lzero_async', name=cfg.exp_name, config=cfg)
     policy = policy_of(cfg, model)
     if model_path is not None:

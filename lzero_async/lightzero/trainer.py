@@ -86,7 +86,7 @@ class LightZeroTrainer:
         self.buffer.log_memory_usage(self.train_iter, self._writer)
         if self._recipe.logs_buffer_times:
             log_buffer_run_time(self.train_iter, self.buffer, self._writer)
-        if self.warming_up():
+        if batch.random_actions:
             self._random_episodes += len(batch.episode_returns)
         # Where collecting has a policy of its own, the learner would log the settings it was made with for ever.
         self.policy._collect_mcts_temperature = batch.temperature
@@ -100,7 +100,7 @@ class LightZeroTrainer:
         cfg = self.cfg.policy
         verdict = self._recipe.verdict(cfg, self.buffer, self._env_steps)
         self._counted = verdict != 'insufficient'
-        if verdict != 'train' or self.warming_up() or self.buffer.get_num_of_transitions() < self._min_buffer_size:
+        if verdict != 'train' or batch.random_actions or self.buffer.get_num_of_transitions() < self._min_buffer_size:
             if not self._counted:
                 logger.warning(
                     'batch %d is not trained: %s, batch_size=%d needs more', batch.number, self.buffer, cfg.batch_size
@@ -114,7 +114,7 @@ class LightZeroTrainer:
     def begin_epoch(self, updates: int) -> None:
         frequency = self.cfg.policy.buffer_reanalyze_freq
         self._update_in_epoch = 0
-        # Upstream divides by zero where there are fewer updates than reanalyses (train_unizero_segment.py:172, 203).
+        # Upstream divides by zero where there are fewer updates than reanalyses (train_unizero_segment.py:175, 202).
         self._reanalyze_interval = max(1, int(updates // frequency)) if frequency >= 1 else 0
 
     def update(self) -> None:
@@ -171,7 +171,7 @@ class LightZeroTrainer:
     # ------------------------------------------------------------------ evaluations
 
     def eval_due(self) -> bool:
-        """Upstream's rule (muzero_evaluator.py:167), which counts from the last evaluation and never fires at 0."""
+        """Upstream's rule (muzero_evaluator.py:176), which counts from the last evaluation and never fires at 0."""
         train_iter = self.train_iter
         if train_iter == self._last_eval or train_iter - self._last_eval < self.cfg.policy.eval_freq:
             return False

@@ -6,14 +6,16 @@ travels with the result, so that a run has one stream with one owner.
 """
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
+import pickle
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from ding.utils import set_pkg_seed
 from easydict import EasyDict
 from lzero.worker import MuZeroEvaluator, MuZeroSegmentCollector
@@ -82,12 +84,14 @@ class _Worker:
 
     def _guard(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Upstream calls forward once per step: the place to give a sign of life and to heed a cancel."""
+        # Collector and evaluator pass a timestep, which stochastic_muzero.py:575, 676 do not know: TypeError upstream.
+        known = inspect.signature(forward).parameters
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             self._beat()
             if self._cancelled.is_set():
                 raise Cancelled
-            return forward(*args, **kwargs)
+            return forward(*args, **{name: value for name, value in kwargs.items() if name in known})
 
         return guarded
 
@@ -124,16 +128,17 @@ class CollectWorker(_Worker):
         return Batch(
             number=request.number, worker=self._index, version=request.version, segments=segments, metas=metas,
             env_steps=collector.envstep - request.env_steps, episode_returns=returns,
-            temperature=request.temperature, epsilon=request.epsilon, duration_s=time.monotonic() - started,
-            cpu_s=self._clock() - cpu, scalars=self._tape.cut()
+            temperature=request.temperature, epsilon=request.epsilon, random_actions=request.random_actions,
+            duration_s=time.monotonic() - started, cpu_s=self._clock() - cpu, scalars=self._tape.cut()
         )
 
     def _explore(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """
         Warm-up: search as usual, act at random. Upstream's own random_collect passes a keyword that the segment
-        collector lacks, and its random policy does not know every type (lzero/entry/utils.py:137).
+        collector lacks, and its random policy does not know every type (lzero/entry/utils.py:134).
         """
 
+        @functools.wraps(forward)
         def explore(data: Any, action_mask: Any, *args: Any, **kwargs: Any) -> Any:
             output = forward(data, action_mask, *args, **kwargs)
             if self._act_at_random:
@@ -154,7 +159,9 @@ def random_action(output: dict[str, Any], mask: Any) -> Any:
     sampled = output.get('root_sampled_actions')
     if sampled is not None:
         chosen = sampled[np.random.randint(len(sampled))]
-        return np.asarray(chosen.value if hasattr(chosen, 'value') else chosen).reshape(np.shape(output['action']))
+        like = np.asarray(output['action'])
+        action = np.asarray(getattr(chosen, 'value', chosen)).astype(like.dtype).reshape(like.shape)
+        return action if isinstance(output['action'], np.ndarray) else action.item()
     return np.random.choice(np.flatnonzero(np.asarray(mask) == 1))
 
 
@@ -202,12 +209,12 @@ def make_eval_worker(**arguments: Any) -> EvalWorker:
 
 def _make(
         which: str, *, cfg: EasyDict, recipe: str, seed: int, env_seed: int, layout: Layout,
-        model: torch.nn.Module | None, own_process: bool, beat: Callable[[], None]
+        model: bytes | None, own_process: bool, beat: Callable[[], None]
 ) -> tuple[EasyDict, Any, dict[str, Any]]:
     found = recipe_named(recipe)
     env = environments(cfg, which, env_seed)
     if own_process:
         set_pkg_seed(seed, use_cuda=found.seeds_cuda(cfg.policy))
     logger.info('%s: seed %d, environments from %d on', which, seed, env_seed)
-    policy = policy_of(cfg, model)
+    policy = policy_of(cfg, pickle.loads(model) if model else None)
     return cfg, env, dict(policy=policy, recipe=found, layout=layout, own_process=own_process, beat=beat)

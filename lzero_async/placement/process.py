@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..core import Cancelled, WorkerError, WorkerSpec
+from ..core import MAIN_GUARD, Cancelled, WorkerError, WorkerSpec
 from ..transport import memory, segments
 from ..transport.memory import Block
 from .base import make_worker
@@ -119,8 +119,7 @@ class ProcessHandle:
         self._process.join(self._timeout_s)
         cause = _describe(self._process.exitcode)
         if not self.log_path.exists():
-            cause += " before it began; the script that starts training must do so under if __name__ == '__main__':"
-            raise WorkerError(self.name, cause)
+            raise WorkerError(self.name, f'{cause} before it began; {MAIN_GUARD}')
         raise WorkerError(self.name, cause, self.log_path.read_text(errors='replace')[-LOG_TAIL:])
 
     def cancel(self) -> None:

@@ -95,7 +95,7 @@ class LearnerLoop:
         )
         self._recorder.batch(
             taken, updates=done, warmup=exact is None, env_steps=self.env_steps, train_iters=trainer.train_iter,
-            busy_s=time.monotonic() - started, cpu_s=time.thread_time() - cpu
+            busy_s=time.monotonic() - started, cpu_s=time.thread_time() - cpu, admitted=self._gate.admitted
         )
         return counts
 
@@ -103,6 +103,7 @@ class LearnerLoop:
         started = time.monotonic()
         self._version = self._trainer.train_iter
         self._store.publish(self._version, self._trainer.weights())
+        logger.debug('version %d published', self._version)
         self._recorder.publication(
             self._version, self.env_steps, self._store.size, time.monotonic() - started
         )

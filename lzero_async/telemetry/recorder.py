@@ -43,13 +43,13 @@ class Recorder:
 
     def batch(
             self, taken: Taken[Batch], *, updates: int, warmup: bool, env_steps: int, train_iters: int, busy_s: float,
-            cpu_s: float
+            cpu_s: float, admitted: int
     ) -> None:
         """A batch was taken, trained and paid off."""
         batch = taken.payload
         self._relay(batch.scalars)
         if not warmup:
-            self.costs.trained(batch.cpu_s, cpu_s)
+            self.costs.trained(taken.number, admitted, batch.cpu_s, cpu_s)
         self.event(
             'batch', env_steps=env_steps, train_iters=train_iters, number=taken.number, worker=batch.worker,
             version=batch.version, age=taken.age, lag=taken.lag, lag_bound=taken.lag_bound,
@@ -103,39 +103,49 @@ class Progress:
 
 
 class Costs:
-    """CPU seconds per batch since the first update: C, L and E of the bound in ``docs/staleness.md``."""
+    """
+    CPU seconds per batch: C, L and E of the bound in ``docs/staleness.md``. The clock runs from the end of the first
+    trained batch; what was collected before does not count, so that a short run does not flatter itself.
+    """
 
     def __init__(self) -> None:
-        self.batches = 0
-        self.collect_s = 0.0
-        self.learn_s = 0.0
-        self.eval_s = 0.0
         self._began: float | None = None
         self._ended = 0.0
+        self._admitted_before = 0
+        self._learnt = 0
+        self._collected = 0
+        self._learn_s = 0.0
+        self._collect_s = 0.0
+        self._eval_s = 0.0
 
-    def trained(self, collect_s: float, learn_s: float) -> None:
-        now = time.monotonic()
-        if self._began is None:  # the clock runs from the end of the first trained batch
-            self._began = self._ended = now
+    def trained(self, number: int, admitted: int, collect_s: float, learn_s: float) -> None:
+        """A batch was trained; ``admitted`` batches had been admitted by then."""
+        self._ended = time.monotonic()
+        if self._began is None:
+            self._began, self._admitted_before = self._ended, admitted
             return
-        self._ended = now
-        self.batches += 1
-        self.collect_s += collect_s
-        self.learn_s += learn_s
+        self._learnt += 1
+        self._learn_s += learn_s
+        if number >= self._admitted_before:
+            self._collected += 1
+            self._collect_s += collect_s
 
     def evaluated(self, eval_s: float) -> None:
         if self._began is not None:
-            self.eval_s += eval_s
+            self._eval_s += eval_s
 
     def per_batch(self) -> dict[str, float]:
-        batches = max(1, self.batches)
-        return {'collect': self.collect_s / batches, 'learn': self.learn_s / batches, 'eval': self.eval_s / batches}
+        return {
+            'collect': self._collect_s / max(1, self._collected),
+            'learn': self._learn_s / max(1, self._learnt),
+            'eval': self._eval_s / max(1, self._learnt),
+        }
 
     def attained(self, collectors: int, cores: int, async_eval: bool) -> float:
         """The best possible wall time per batch over the measured one; 0 where too little was trained to tell."""
-        if not self.batches or self._began is None or self._ended <= self._began:
+        if self._began is None or not self._collected:
             return 0.0
-        learn = self.learn_s + (0.0 if async_eval else self.eval_s)
-        total = self.collect_s + self.learn_s + self.eval_s
-        best = max(self.collect_s / collectors, learn, self.eval_s, total / cores)
-        return best / (self._ended - self._began)
+        collect, learn, evaluate = self.per_batch().values()
+        with_eval = learn if async_eval else learn + evaluate
+        best = max(collect / collectors, with_eval, evaluate, (collect + learn + evaluate) / cores)
+        return best / ((self._ended - self._began) / self._learnt)

@@ -53,7 +53,12 @@ def send(connection: Connection, message: Any, block_name: str) -> None:
             memory.contents(block)[offset:offset + view.nbytes] = view
         block.close()
         parcel = _Parcel(pickled, block=block_name, sizes=sizes)
-    connection.send_bytes(pickle.dumps(parcel, protocol=5))
+    try:
+        connection.send_bytes(pickle.dumps(parcel, protocol=5))
+    except BaseException:
+        if parcel.block is not None:
+            memory.remove(parcel.block)  # nobody else will
+        raise
 
 
 def receive(connection: Connection) -> Any:
