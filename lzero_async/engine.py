@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .config import AsyncConfig
-from .core import Cancelled, Closed, Limits, Trainer, WorkerError
+from .core import AsyncTrainingError, Cancelled, Closed, Limits, Trainer, WorkerError
 from .placement import Handle
 from .roles.collector import collector_loop
 from .roles.evaluator import Evaluator
@@ -80,7 +80,12 @@ class Engine(Run):
                 failure = self._supervise()
             except BaseException as error:  # raised again below, once everything has ended
                 failure = error
-            failure = self._stop(failure) or failure
+            try:
+                late = self._stop(hurried=failure is not None or self.interrupted_by is not None)
+            except BaseException:
+                self._abandon()
+                raise
+            failure = failure or late
         self.wall_s = time.monotonic() - started
         if failure is None or isinstance(failure, WorkerError):
             self.trainer.finish()  # upstream's last checkpoint; the trainer itself is sound
@@ -93,9 +98,7 @@ class Engine(Run):
             for handle in self.handles:
                 handle.start()
         for index, handle in enumerate(self._collectors):
-            self._spawn(
-                handle.name, collector_loop, index, handle, self.gate, self.store, self.request_for
-            )
+            self._spawn(handle.name, collector_loop, index, handle, self.gate, self.store, self.request_for)
         self._spawn('learner', self._loop.run)
 
     def _spawn(self, name: str, loop: Callable[..., None], *args: Any) -> None:
@@ -132,42 +135,61 @@ class Engine(Run):
             if name == 'learner':
                 return None
 
-    def _stop(self, failure: BaseException | None) -> BaseException | None:
-        """Bring every role to its end; an error that only came up now."""
-        hurried = failure is not None or self.interrupted_by is not None
+    def _stop(self, hurried: bool) -> BaseException | None:
+        """Bring every role to its end; an error that only came up on the way."""
         self._loop.stopping.set()
         self.gate.stop()
-        for handle in self._collectors:
+        for handle in self.handles if hurried else self._collectors:
             handle.cancel()
-        if self._eval_handle is not None and hurried:
-            self._eval_handle.cancel()
-        late: BaseException | None = None
-        for thread in self._threads:
-            if not self._join(thread):
-                late = late or TimeoutError(f'{thread.name} did not end within shutdown_timeout_s')
-        try:
-            self.gate.close(drop_evaluation=hurried)
-        except Cancelled:
-            pass
-        except Exception as error:
-            late = late or error
+        stuck = [thread.name for thread in self._threads if not self._join(thread, hurried)]
+        late = self._close_gate(hurried)
         for handle in self.handles:
-            handle.close(self.config.shutdown_timeout_s)
+            handle.dismiss()
+        patience = time.monotonic() + self.config.shutdown_timeout_s
+        for handle in self.handles:
+            handle.close(max(0.0, patience - time.monotonic()))
         self.store.close()
-        while not self._news.empty():
-            name, news = self._news.get()
-            if isinstance(news, BaseException) and name in ('learner', 'evaluator'):  # a collector was told to end
-                late = late or news
-        return late if failure is None else None
+        if stuck:
+            return late or AsyncTrainingError(f"{', '.join(stuck)} did not end within shutdown_timeout_s")
+        return late
 
-    def _join(self, thread: threading.Thread) -> bool:
+    def _join(self, thread: threading.Thread, hurried: bool) -> bool:
         """Wait for a role's thread; workers that do not heed the cancel are ended by force on the way."""
         thread.join(self.config.shutdown_timeout_s)
         if thread.is_alive():
-            for handle in self._collectors:
+            for handle in self.handles if hurried else self._collectors:
                 handle.kill()
             thread.join(self.config.shutdown_timeout_s)
         return not thread.is_alive()
+
+    def _close_gate(self, hurried: bool) -> BaseException | None:
+        """Close the books, once evaluations are over; a signal that comes meanwhile cancels them. What went wrong."""
+        late: BaseException | None = None
+        self._spawn('closing', self.gate.close, hurried)
+        name = ''
+        while name != 'closing':
+            name, news = self._news.get()
+            if name == 'signal':
+                hurried, self.interrupted_by = True, news if isinstance(news, int) else None
+                if self._eval_handle is not None:
+                    self._eval_handle.cancel()
+            elif isinstance(news, BaseException) and not self._is_consequence(news, hurried):
+                late = late or news
+        self._threads.pop().join()
+        return late
+
+    @staticmethod
+    def _is_consequence(error: BaseException, hurried: bool) -> bool:
+        """Whether an error says no more than that a worker was told to end."""
+        return isinstance(error, WorkerError) and (hurried or error.worker != 'evaluator')
+
+    def _abandon(self) -> None:
+        """A second signal: nothing is waited for, and yet nothing is left behind."""
+        for handle in self.handles:
+            handle.kill()
+        for handle in self.handles:
+            handle.close(0.0)
+        self.store.unlink()
 
     # ------------------------------------------------------------------ signals
 

@@ -148,6 +148,10 @@ def _run_async(
             threads=config.threads[role],
         )
         logger.info('%s: seed %d, %d torch threads', spec.name, own, spec.threads)
+        recorder.event(
+            'worker', env_steps=0, train_iters=parts.trainer.train_iter, worker=spec.name, seed=own,
+            threads=spec.threads, device=spec.arguments['cfg'].policy.device
+        )
         return make_handle(config.placement, spec, prefix, parts.directory / 'logs', config.worker_timeout_s)
 
     collectors = [

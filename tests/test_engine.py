@@ -246,6 +246,49 @@ def test_a_signal_ends_the_run_after_the_update_at_hand(tmp_path: Path, placemen
     assert_nothing_is_left(engine, before)
 
 
+@pytest.mark.parametrize('placement', PLACEMENTS)
+def test_a_second_signal_does_not_wait_for_the_update_at_hand(tmp_path: Path, placement: str) -> None:
+    before, go_on = children(), threading.Event()
+
+    class Slow(FakeTrainer):
+
+        def update(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            go_on.wait(60)
+            super().update()
+
+    engine = make_engine(tmp_path, placement, Slow(), max_env_step=10**6, collector={'duration_s': 60.0})
+    # The second one comes once the first has been heeded.
+    heeded, stop = threading.Event(), engine.gate.stop
+    engine.gate.stop = lambda: (stop(), heeded.set())  # type: ignore[method-assign]
+    second = threading.Thread(target=lambda: heeded.wait(60) and os.kill(os.getpid(), signal.SIGINT))
+    second.start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+    assert time.monotonic() - started < 20
+    second.join()
+    assert left_in_shared_memory(engine.prefix) == [] and children() <= before  # type: ignore[attr-defined]
+    go_on.set()
+    for thread in engine._threads:
+        thread.join(20)
+
+
+def test_a_signal_while_the_last_evaluation_is_awaited_cancels_it(tmp_path: Path) -> None:
+    before = children()
+    trainer = FakeTrainer(eval_freq=10)
+    engine = make_engine(
+        tmp_path, trainer=trainer, max_env_step=100, evaluator={'duration_s': 60.0}, enable_async_eval=True
+    )
+    close = engine.gate.close
+    engine.gate.close = lambda *args: (os.kill(os.getpid(), signal.SIGINT), close(*args))  # type: ignore
+    started = time.monotonic()
+    engine.run()
+    assert time.monotonic() - started < 20
+    assert engine.interrupted_by == signal.SIGINT and engine.report()['train_iters'] == 50
+    assert_nothing_is_left(engine, before)
+
+
 def test_a_collect_that_ignores_the_cancel_is_ended_by_force(tmp_path: Path) -> None:
     before = children()
     engine = make_engine(

@@ -206,8 +206,8 @@ def test_two_collectors_in_processes_serve_one_learner() -> None:
     assert {event['worker'] for event in events('batch')} == {0, 1}
     assert report['degree'] == 3 and report['max_age'] <= 2
     assert report['max_lag_updates'] <= report['lag_bound_updates']
-    seeds = [path.read_text() for path in Path('run/async/logs').glob('collector-*.log')]
-    assert len(seeds) == 2
+    seeds = {event['worker']: event['seed'] for event in events('worker')}
+    assert set(seeds) == {'collector-0', 'collector-1', 'evaluator'} and len(set(seeds.values())) == 3
 
 
 def test_subprocess_environments_work_inside_process_workers() -> None:

@@ -31,8 +31,11 @@ class Handle(Protocol):
     def kill(self) -> None:
         """End the worker at once, without asking it."""
 
+    def dismiss(self) -> None:
+        """Ask the worker to end; called once no job runs."""
+
     def close(self, timeout_s: float) -> None:
-        """End the worker and all that it started, by force after ``timeout_s``."""
+        """Wait for the worker's end, and after ``timeout_s`` force it, and that of all that it started."""
 
 
 def make_worker(spec: WorkerSpec, beat: Beat, own_process: bool) -> Any:

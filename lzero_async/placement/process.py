@@ -61,10 +61,12 @@ class ProcessHandle:
         self._spec = spec
         self._reply_block = f'{prefix}r{spec.name}'
         self._timeout_s = timeout_s
+        self._ready = False
         context = multiprocessing.get_context('spawn')
         self._jobs, child_jobs = context.Pipe()
         child_control, self._control = context.Pipe(duplex=False)
         self._control_lock = threading.Lock()  # protects the writing end of control; never held while waiting
+        self._reap_lock = threading.Lock()  # protects the exit status, which the system tells only once; never waits
         self._child_ends = (child_jobs, child_control)
         # Not a daemon: environment managers need children of their own. close() joins it.
         self._process = context.Process(
@@ -84,6 +86,7 @@ class ProcessHandle:
         message = self._receive(max(START_S, self._timeout_s))
         if message != _READY:
             self._raise(message)
+        self._ready = True
 
     def run(self, version: int, weights: Block, request: Any) -> Any:
         assert weights.name is not None
@@ -116,13 +119,21 @@ class ProcessHandle:
         raise WorkerError(self.name, reply.error or 'unknown', reply.detail)
 
     def _raise_dead(self) -> NoReturn:
-        self._process.join(self._timeout_s)
+        self._reap(self._timeout_s)
         cause = _describe(self._process.exitcode)
         if not self.log_path.exists():
             raise WorkerError(self.name, f'{cause} before it began; {MAIN_GUARD}')
         raise WorkerError(self.name, cause, self.log_path.read_text(errors='replace')[-LOG_TAIL:])
 
+    def _reap(self, timeout_s: float | None) -> None:
+        """Wait for the end of the process and note its exit code."""
+        if connection.wait([self._process.sentinel], timeout_s):
+            with self._reap_lock:
+                self._process.join()
+
     def cancel(self) -> None:
+        if not self._ready:  # it is busy with imports, and nothing would be lost
+            return self.kill()
         with self._control_lock, contextlib.suppress(OSError):
             self._control.send_bytes(b'cancel')
 
@@ -133,17 +144,20 @@ class ProcessHandle:
             os.killpg(self._process.pid, signal.SIGKILL)  # the child leads its session
         self._process.kill()
 
+    def dismiss(self) -> None:
+        if not self._ready:
+            return self.kill()
+        with contextlib.suppress(OSError):
+            segments.send(self._jobs, _CLOSE, self._reply_block)
+
     def close(self, timeout_s: float) -> None:
         if self._process.pid is None:
             for end in (*self._child_ends, self._jobs, self._control):
                 end.close()
             return
-        with contextlib.suppress(OSError):
-            segments.send(self._jobs, _CLOSE, self._reply_block)
-        self._process.join(timeout_s)
+        self._reap(timeout_s)
         self.kill()  # also what the child left behind
-        self._process.join()
-        self._process.close()
+        self._reap(None)
         with self._control_lock:
             self._control.close()
         self._jobs.close()

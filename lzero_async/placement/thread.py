@@ -49,6 +49,9 @@ class ThreadHandle:
     def kill(self) -> None:
         self.cancel()
 
+    def dismiss(self) -> None:
+        """There is nothing but ``close``."""
+
     def close(self, timeout_s: float) -> None:
         if self._worker is not None:
             self._worker.close()

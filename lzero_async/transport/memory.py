@@ -63,12 +63,19 @@ class Block:
 
     def __init__(self, size: int, name: str | None = None) -> None:
         self.name = name
+        self._unlinked = False
         self._shared = create(name, size) if name else None
         self.view = contents(self._shared)[:size] if self._shared else memoryview(bytearray(size))
 
     def close(self) -> None:
+        self.unlink()
         self.view.release()
         if self._shared is not None:
             self._shared.close()
-            self._shared.unlink()
             self._shared = None
+
+    def unlink(self) -> None:
+        """Remove the name; whoever has the memory open keeps it."""
+        if self._shared is not None and not self._unlinked:
+            self._shared.unlink()
+            self._unlinked = True

@@ -148,6 +148,12 @@ class WeightStore:
         """Buffers allocated so far."""
         return len(self._slots)
 
+    def unlink(self) -> None:
+        """Remove the names of shared blocks, also while someone reads or writes them."""
+        with self._lock:
+            for slot in self._slots:
+                slot.block.unlink()
+
     def close(self) -> None:
         with self._lock:
             for slot in self._slots:
