@@ -151,7 +151,7 @@ class Running:
 
     def worker(self, name: str) -> int:
         for pid in self.pids:
-            if f'spawn_main' in Path(f'/proc/{pid}/cmdline').read_text() and name in os.readlink(f'/proc/{pid}/fd/1'):
+            if 'spawn_main' in Path(f'/proc/{pid}/cmdline').read_text() and name in os.readlink(f'/proc/{pid}/fd/1'):
                 return pid
         raise AssertionError(f'no worker {name}')
 
