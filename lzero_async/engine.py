@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import queue
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection
 from typing import Any
 
 from .config import AsyncConfig
@@ -62,6 +64,7 @@ class Engine(Run):
         # What the caller's thread waits for. Reentrant, so that a signal handler may put; nobody else takes.
         self._news: queue.SimpleQueue[tuple[str, BaseException | int | None]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._unwatched, self._unwatch = multiprocessing.Pipe(duplex=False)  # its closing ends the watch
 
     @property
     def handles(self) -> list[Handle]:
@@ -100,6 +103,7 @@ class Engine(Run):
         for index, handle in enumerate(self._collectors):
             self._spawn(handle.name, collector_loop, index, handle, self.gate, self.store, self.request_for)
         self._spawn('learner', self._loop.run)
+        self._spawn('watch', self._watch)
 
     def _spawn(self, name: str, loop: Callable[..., None], *args: Any) -> None:
 
@@ -115,6 +119,17 @@ class Engine(Run):
         thread = threading.Thread(target=body, name=f'lzero-async-{name}', daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _watch(self) -> None:
+        """Notice the death of a worker that nobody is waiting for, such as an evaluator between two evaluations."""
+        alive: dict[Any, Handle] = {handle.sentinel: handle for handle in self.handles if handle.sentinel is not None}
+        while alive:
+            for ready in connection.wait([*alive, self._unwatched]):
+                if ready is self._unwatched:
+                    return
+                handle = alive.pop(ready)
+                if not handle.busy:
+                    raise handle.death()
 
     def _on_eval_error(self, error: BaseException) -> None:
         if not isinstance(error, Cancelled):
@@ -139,6 +154,7 @@ class Engine(Run):
         """Bring every role to its end; an error that only came up on the way."""
         self._loop.stopping.set()
         self.gate.stop()
+        self._unwatch.close()
         for handle in self.handles if hurried else self._collectors:
             handle.cancel()
         stuck = [thread.name for thread in self._threads if not self._join(thread, hurried)]
@@ -149,6 +165,7 @@ class Engine(Run):
         for handle in self.handles:
             handle.close(max(0.0, patience - time.monotonic()))
         self.store.close()
+        self._unwatched.close()
         if stuck:
             return late or AsyncTrainingError(f"{', '.join(stuck)} did not end within shutdown_timeout_s")
         return late
@@ -189,7 +206,7 @@ class Engine(Run):
             handle.kill()
         for handle in self.handles:
             handle.close(0.0)
-        self.store.unlink()
+        self.store.close()
 
     # ------------------------------------------------------------------ signals
 

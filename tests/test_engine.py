@@ -1,6 +1,7 @@
 """The engine with fake parts: accounting, bounds, evaluations, failures and signals, in both placements."""
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -32,9 +33,12 @@ def left_in_shared_memory(prefix: str) -> list[str]:
 def children() -> set[int]:
     """Processes that have this one as their parent, but for multiprocessing's resource tracker."""
     found = set()
-    for task in Path('/proc/self/task').iterdir():
-        found |= {int(pid) for pid in (task / 'children').read_text().split()}
-    return {pid for pid in found if b'resource_tracker' not in Path(f'/proc/{pid}/cmdline').read_bytes()}
+    for path in Path('/proc').glob('[0-9]*'):
+        with contextlib.suppress(OSError):  # it ended while we looked
+            fields = (path / 'stat').read_text().rpartition(')')[2].split()
+            if int(fields[1]) == os.getpid() and b'resource_tracker' not in (path / 'cmdline').read_bytes():
+                found.add(int(path.name))
+    return found
 
 
 def make_engine(
@@ -207,6 +211,28 @@ def test_an_evaluator_that_breaks_ends_the_run_with_its_cause(
     assert_nothing_is_left(engine, before)
 
 
+@pytest.mark.parametrize('how', ['init', 'die'])
+def test_an_evaluator_that_dies_unasked_is_noticed(tmp_path: Path, how: str) -> None:
+    before = children()
+    engine = make_engine(
+        tmp_path, 'process', FakeTrainer(), max_env_step=10**6, evaluator={'how': how} if how == 'init' else {}
+    )
+    if how == 'die':
+        killer = threading.Thread(target=lambda: os.kill(_pid_once_started(engine._eval_handle), signal.SIGKILL))
+        killer.start()
+    with pytest.raises(WorkerError, match='no environment today' if how == 'init' else 'killed by SIGKILL') as caught:
+        engine.run()
+    assert caught.value.worker == 'evaluator'
+    assert_books_balance(engine.report())
+    assert_nothing_is_left(engine, before)
+
+
+def _pid_once_started(handle: Any) -> int:
+    while handle.pid is None or not handle.log_path.exists():  # it is another process that makes the file
+        time.sleep(0.01)
+    return handle.pid
+
+
 @pytest.mark.parametrize('placement', PLACEMENTS)
 def test_an_error_of_the_learner_reaches_the_caller_as_it_was(tmp_path: Path, placement: str) -> None:
     before = children()
@@ -272,6 +298,7 @@ def test_a_second_signal_does_not_wait_for_the_update_at_hand(tmp_path: Path, pl
     go_on.set()
     for thread in engine._threads:
         thread.join(20)
+    assert left_in_shared_memory(engine.prefix) == []  # type: ignore[attr-defined]
 
 
 def test_a_signal_while_the_last_evaluation_is_awaited_cancels_it(tmp_path: Path) -> None:

@@ -34,6 +34,25 @@ def test_a_blocking_evaluation_pauses_training(
     assert train.result(PATIENCE) is True
 
 
+def test_the_queue_keeps_its_size_while_an_evaluation_pauses_training(
+        crew: Crew, watch: Callable[[Any], Watch]
+) -> None:
+    coordinator = AsyncTrainingCoordinator(3, data_queue_size=1)
+    coordinator.run_collect(nothing)
+    waits = watch(coordinator)
+    held = Held()
+    evaluation = crew.start(coordinator.run_eval, held)
+    held.expect_running()
+    train = crew.start(coordinator.run_train, nothing)
+    waits.take.expect_waiting()
+    collect = crew.start(coordinator.run_collect, nothing)
+    waits.deliver.expect_waiting()  # the learner waits, but not for this one
+    assert coordinator.get_statistics()['waiting'] == 1
+    held.release()
+    for job in (evaluation, train, collect):
+        job.result(PATIENCE)
+
+
 def test_a_blocking_evaluation_waits_for_the_train_at_hand(crew: Crew, watch: Callable[[Any], Watch]) -> None:
     coordinator = AsyncTrainingCoordinator(2)
     coordinator.run_collect(nothing)

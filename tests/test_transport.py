@@ -315,7 +315,7 @@ def test_every_snapshot_that_the_gate_gave_out_or_may_give_out_is_kept(determini
     store = WeightStore(Layout.of(constant(0)), gate.versions_in_use)
     learner, running, order = Learner(gate), {}, random.Random(0)
     store.publish(0, constant(0))
-    while learner.train_iter < 300:
+    for _ in range(1000):
         if taken := gate.try_take():
             store.publish(learner.train_iter + 1, constant(learner.train_iter + 1))
         for worker in range(4):  # the worst moment: after the publication, before the payment
@@ -328,6 +328,7 @@ def test_every_snapshot_that_the_gate_gave_out_or_may_give_out_is_kept(determini
         worker = order.randrange(4)  # some straggle
         if worker in running and gate.try_deliver(running[worker].number, None):
             del running[worker]
+    assert learner.train_iter > 300
     assert store.buffers <= 4 + 4 + 1  # running, to be asked for, one to write into
     store.close()
 

@@ -15,6 +15,14 @@ class Handle(Protocol):
     """A worker, wherever it lives. ``run`` is called by one thread at a time, ``cancel`` and ``kill`` by any."""
 
     name: str
+    busy: bool  # a thread is in ``wait_ready`` or ``run``, and will tell of a death by itself
+
+    @property
+    def sentinel(self) -> int | None:
+        """Becomes ready, for ``multiprocessing.connection.wait``, when the worker has died; None where it cannot."""
+
+    def death(self) -> Exception:
+        """What a worker died of."""
 
     def start(self) -> None:
         """Begin to make the worker."""

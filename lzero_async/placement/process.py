@@ -16,10 +16,11 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import connection, shared_memory
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -62,6 +63,7 @@ class ProcessHandle:
         self._reply_block = f'{prefix}r{spec.name}'
         self._timeout_s = timeout_s
         self._ready = False
+        self.busy = False
         context = multiprocessing.get_context('spawn')
         self._jobs, child_jobs = context.Pipe()
         child_control, self._control = context.Pipe(duplex=False)
@@ -82,24 +84,39 @@ class ProcessHandle:
         for end in self._child_ends:
             end.close()
 
+    @property
+    def sentinel(self) -> int | None:
+        return self._process.sentinel
+
     def wait_ready(self) -> None:
-        message = self._receive(max(START_S, self._timeout_s))
-        if message != _READY:
-            self._raise(message)
+        with self._attended():
+            message = self._receive(max(START_S, self._timeout_s))
+        if isinstance(message, _Reply):
+            raise self._error(message)
         self._ready = True
 
     def run(self, version: int, weights: Block, request: Any) -> Any:
         assert weights.name is not None
-        try:
-            segments.send(self._jobs, _Job(version, weights.name, request, self._reply_block), self._reply_block)
-        except OSError:
-            self._raise_dead()
-        reply = self._receive(self._timeout_s)
+        job = _Job(version, weights.name, request, self._reply_block)
+        with self._attended():
+            try:
+                segments.send(self._jobs, job, self._reply_block)
+            except OSError as error:
+                raise self.death() from error
+            reply = self._receive(self._timeout_s)
         if reply.cancelled:
             raise Cancelled
         if reply.error is not None:
-            self._raise(reply)
+            raise self._error(reply)
         return reply.result
+
+    @contextlib.contextmanager
+    def _attended(self) -> Iterator[None]:
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.busy = False
 
     def _receive(self, timeout_s: float) -> Any:
         while True:
@@ -107,23 +124,29 @@ class ProcessHandle:
             if not ready:
                 raise WorkerError(self.name, f'no sign of life for {timeout_s:g} s (worker_timeout_s)')
             if self._jobs not in ready:
-                self._raise_dead()
+                raise self.death()
             try:
                 message = segments.receive(self._jobs)
-            except (EOFError, OSError):
-                self._raise_dead()
+            except (EOFError, OSError) as error:
+                raise self.death() from error
             if message != _BEAT:
                 return message
 
-    def _raise(self, reply: _Reply) -> NoReturn:
-        raise WorkerError(self.name, reply.error or 'unknown', reply.detail)
-
-    def _raise_dead(self) -> NoReturn:
+    def death(self) -> WorkerError:
+        """What the child said last, or else its exit code and the end of its output."""
+        with contextlib.suppress(EOFError, OSError):
+            while self._jobs.poll():
+                message = segments.receive(self._jobs)
+                if isinstance(message, _Reply) and message.error is not None:
+                    return self._error(message)
         self._reap(self._timeout_s)
         cause = _describe(self._process.exitcode)
         if not self.log_path.exists():
-            raise WorkerError(self.name, f'{cause} before it began; {MAIN_GUARD}')
-        raise WorkerError(self.name, cause, self.log_path.read_text(errors='replace')[-LOG_TAIL:])
+            return WorkerError(self.name, f'{cause} before it began; {MAIN_GUARD}')
+        return WorkerError(self.name, cause, self.log_path.read_text(errors='replace')[-LOG_TAIL:])
+
+    def _error(self, reply: _Reply) -> WorkerError:
+        return WorkerError(self.name, reply.error or 'unknown', reply.detail)
 
     def _reap(self, timeout_s: float | None) -> None:
         """Wait for the end of the process and note its exit code."""

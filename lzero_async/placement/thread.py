@@ -16,9 +16,17 @@ class ThreadHandle:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.name = spec.name
+        self.busy = False
         self._spec = spec
         self._worker: Any = None
         self._version: int | None = None
+
+    @property
+    def sentinel(self) -> int | None:
+        return None
+
+    def death(self) -> Exception:
+        return WorkerError(self.name, 'a thread does not die by itself')
 
     def start(self) -> None:
         # In the caller's thread: environment managers fork, and forking beside busy threads is asking for trouble.

@@ -6,6 +6,7 @@ also those that a worker made and died over. ``multiprocessing`` makes them with
 """
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from multiprocessing import shared_memory
@@ -63,19 +64,15 @@ class Block:
 
     def __init__(self, size: int, name: str | None = None) -> None:
         self.name = name
-        self._unlinked = False
         self._shared = create(name, size) if name else None
         self.view = contents(self._shared)[:size] if self._shared else memoryview(bytearray(size))
 
     def close(self) -> None:
-        self.unlink()
-        self.view.release()
+        """Remove the name; whoever still reads or writes keeps the memory until it has done."""
         if self._shared is not None:
-            self._shared.close()
-            self._shared = None
-
-    def unlink(self) -> None:
-        """Remove the name; whoever has the memory open keeps it."""
-        if self._shared is not None and not self._unlinked:
             self._shared.unlink()
-            self._unlinked = True
+        with contextlib.suppress(BufferError):
+            self.view.release()
+            if self._shared is not None:
+                self._shared.close()
+        self._shared = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core import AsyncTrainingError
+from ..core import AsyncTrainingError, Closed
 from .memory import Block
 
 ALIGNMENT = 64
@@ -97,6 +97,7 @@ class WeightStore:
         self._prefix = prefix
         self._lock = threading.Lock()
         self._slots: list[_Slot] = []
+        self._closed = False
         self.published = 0
         self.bytes_written = 0
 
@@ -109,6 +110,8 @@ class WeightStore:
         """Copy the weights into a snapshot; False where this version has one already. One thread only."""
         in_use = set(self._in_use())
         with self._lock:
+            if self._closed:
+                raise Closed
             if any(slot.version == version for slot in self._slots):
                 return False
             slot = next((slot for slot in self._slots if not slot.held and slot.version not in in_use), None)
@@ -148,14 +151,9 @@ class WeightStore:
         """Buffers allocated so far."""
         return len(self._slots)
 
-    def unlink(self) -> None:
-        """Remove the names of shared blocks, also while someone reads or writes them."""
-        with self._lock:
-            for slot in self._slots:
-                slot.block.unlink()
-
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             for slot in self._slots:
                 slot.block.close()
             self._slots.clear()
