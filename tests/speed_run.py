@@ -44,7 +44,7 @@ def main() -> None:
     entry(pinned('process' if which == 'serial' else which), seed=0, max_env_step=env_steps)
     (began, first), (ended, last) = marks[0], marks[-1]
     result = {
-        'env_steps_per_s': (last - first) / (ended - began), 'updates_per_env_step': (len(marks) - 1) / (last - first)
+        'env_steps_per_s': (last - first) / (ended - began), 'updates_per_s': (len(marks) - 1) / (ended - began)
     }
     sys.stdout.write('\nRESULT ' + json.dumps(result) + '\n')
 

@@ -1,4 +1,9 @@
-"""How much faster than the serial entry, as ratios in one run. Measures and prints; asserts nothing about time."""
+"""
+How much faster than the serial entry, as ratios in one run. Measures and prints; asserts nothing about time.
+
+Updates are proportional to the transitions of whole segments; env steps also count those of segments that a collect
+left unfinished. So the ratio of the two varies from run to run, in series as well, and both are shown.
+"""
 from __future__ import annotations
 
 import json
@@ -32,16 +37,12 @@ def test_env_steps_per_second_against_serial(tmp_path: Path, capsys: pytest.Capt
     for repeat in range(REPEATS):
         for which in results:
             results[which].append(measure(tmp_path / f'{which}{repeat}', which))
-    ratios = [
-        process['env_steps_per_s'] / serial['env_steps_per_s']
-        for serial, process in zip(results['serial'], results['process'], strict=True)
-    ]
     with capsys.disabled():
         sys.stdout.write(f'\n{ENV_STEPS} env steps of CartPole UniZero, {REPEATS} repeats, alternating\n')
-        for which, runs in results.items():
-            speeds = ', '.join(f"{run['env_steps_per_s']:.1f}" for run in runs)
-            sys.stdout.write(f'{which}: {speeds} env steps/s\n')
-        spread = f'{min(ratios):.2f} to {max(ratios):.2f}'
-        sys.stdout.write(f'process over serial: {statistics.median(ratios):.2f} ({spread})\n')
-    for serial, process in zip(results['serial'], results['process'], strict=True):
-        assert process['updates_per_env_step'] == pytest.approx(serial['updates_per_env_step'], rel=0.2)
+        for unit in ('env_steps_per_s', 'updates_per_s'):
+            speeds = {which: [run[unit] for run in runs] for which, runs in results.items()}
+            for which, values in speeds.items():
+                sys.stdout.write(f"{unit} {which}: {', '.join(f'{value:.1f}' for value in values)}\n")
+            ratios = [b / a for a, b in zip(speeds['serial'], speeds['process'], strict=True)]
+            spread = f'{min(ratios):.2f} to {max(ratios):.2f}'
+            sys.stdout.write(f'{unit} process over serial: {statistics.median(ratios):.2f} ({spread})\n')
