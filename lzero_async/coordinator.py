@@ -1,6 +1,7 @@
 """The coordinator: the gate, the evaluation desk, and the three calls with which anyone's own loop can use them."""
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -72,6 +73,8 @@ class AsyncTrainingCoordinator(Gate[Payload]):
             self._desk.submit(timed, dropped)
             return None
         with self._lock:
+            if self._training is not None and self._training_thread == threading.get_ident():
+                raise RuntimeError('run_eval inside run_train would wait for itself: call it between two trains')
             self._paused += 1
             try:
                 self._wait(self._may_take, self._is_quiet)

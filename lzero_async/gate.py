@@ -91,6 +91,7 @@ class Gate(Generic[Payload]):
         self._at_door: set[int] = set()  # finished, but the queue is full
         self._training: int | None = None
         self._training_since = 0.0
+        self._training_thread: int | None = None
         self._collected = 0
         self._boundaries = {0: self._start}
         self._history: list[dict[str, Any]] = [self._change('start')]
@@ -265,6 +266,7 @@ class Gate(Generic[Payload]):
     def _take(self) -> Taken[Payload] | None:
         number = self._ready()
         self._training_since = self._clock()
+        self._training_thread = threading.get_ident()
         self._timing.enter('train', self._training_since)
         if number is None:
             self._training = -1

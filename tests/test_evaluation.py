@@ -168,3 +168,12 @@ def test_nothing_starts_once_closed() -> None:
             with pytest.raises(Closed):
                 run(lambda: pytest.fail('ran after close'))
         assert coordinator.wait_for_eval() is None
+
+
+def test_a_blocking_evaluation_inside_a_train_is_refused_instead_of_waiting_for_itself() -> None:
+    coordinator: AsyncTrainingCoordinator[None] = AsyncTrainingCoordinator(1)
+    coordinator.run_collect(nothing)
+    with pytest.raises(RuntimeError, match='between two trains'):
+        coordinator.run_train(lambda: coordinator.run_eval(nothing))
+    assert coordinator.run_eval(lambda: 'result') == 'result'
+    coordinator.close()
