@@ -152,7 +152,7 @@ def test_an_evaluation_sees_the_exact_snapshot_and_its_stop_ends_the_run(
 
 def test_an_asynchronous_evaluation_does_not_hold_up_learning(tmp_path: Path) -> None:
     engine = make_engine(
-        tmp_path, trainer=FakeTrainer(eval_freq=5), evaluator={'duration_s': 1.0}, enable_async_eval=True
+        tmp_path, trainer=FakeTrainer(eval_freq=5), evaluator={'duration_s': 2.0}, enable_async_eval=True
     )
     engine.run()
     report = engine.report()

@@ -49,7 +49,7 @@ def run(stub: Path, directory: Path, which: str, policy_type: str, **settings: A
 
 @pytest.mark.parametrize('policy_type', ['unizero', 'muzero'])
 def test_degree_0_equals_upstream_bit_for_bit(pinned: Path, tmp_path: Path, policy_type: str) -> None:
-    settings = dict(max_env_step=300, off_policy_degree=0)
+    settings = dict(max_env_step=450, off_policy_degree=0)
     ours = run(pinned, tmp_path / 'ours', 'ours', policy_type, **settings)
     upstream = run(pinned, tmp_path / 'upstream', 'upstream', policy_type, **settings)
     assert ours == upstream
