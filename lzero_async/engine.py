@@ -20,6 +20,7 @@ from typing import Any
 
 from .config import AsyncConfig
 from .core import AsyncTrainingError, Cancelled, Closed, Limits, Trainer, WorkerError
+from .gate import Gate
 from .placement import Handle
 from .roles.collector import collector_loop
 from .roles.evaluator import Evaluator
@@ -88,8 +89,9 @@ class Engine(Run):
             except BaseException:
                 self._abandon()
                 raise
+            finally:
+                self.wall_s = time.monotonic() - started
             failure = failure or late
-        self.wall_s = time.monotonic() - started
         if failure is None or isinstance(failure, WorkerError):
             self.trainer.finish()  # upstream's last checkpoint; the trainer itself is sound
         if failure is not None:
@@ -207,6 +209,7 @@ class Engine(Run):
         for handle in self.handles:
             handle.close(0.0)
         self.store.close()
+        Gate.close(self.gate)  # the books alone; the coordinator's own close would wait for an evaluation
 
     # ------------------------------------------------------------------ signals
 

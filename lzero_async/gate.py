@@ -309,6 +309,16 @@ class Gate(Generic[Payload]):
             )
             return boundary
 
+    def fail_training(self, number: int, updates: int, cause: str) -> None:
+        """Training a batch failed after so many updates: it is lost."""
+        with self._lock:
+            if self._closed or self._training != number:
+                return
+            latest = self._latest
+            self._ledger.lose(number, cause, updates)
+            self._keep_boundary(latest)
+            self._end_training()
+
     @property
     def _latest(self) -> Boundary:
         return self._boundaries[self._ledger.trained + self._ledger.lost]

@@ -189,9 +189,12 @@ class Ledger:
         self.trained += 1
         self._done_after.append(self._done_after[-1] + updates)
 
-    def lose(self, number: int, cause: str) -> None:
+    def lose(self, number: int, cause: str, updates: int = 0) -> None:
+        """A batch will never be paid off; of one in training ``updates`` were done, and the rest is not owed."""
         entry = self.outstanding.pop(number)
-        if entry.state != 'training':
+        if entry.state == 'training':
+            self.budget.spend(updates, floor(self.budget.granted - self.budget.done) - updates)
+        else:
             self._deadlines.remove(entry.deadline - self.trained)
         self.running -= entry.state == 'running'
         self.lost += 1

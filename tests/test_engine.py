@@ -43,7 +43,8 @@ def children() -> set[int]:
 
 def make_engine(
         directory: Path, placement: str = 'thread', trainer: FakeTrainer | None = None, max_env_step: int = 300,
-        collector: dict[str, Any] | None = None, evaluator: dict[str, Any] | None = None, **settings: Any
+        collector: dict[str, Any] | None = None, evaluator: dict[str, Any] | None = None, duration_s: float = 0.002,
+        **settings: Any
 ) -> Engine:
     config = AsyncConfig(**{
         'placement': placement, 'num_collectors': 2, 'off_policy_degree': 3, 'shutdown_timeout_s': 5.0, **settings
@@ -56,7 +57,7 @@ def make_engine(
 
     # Only collector-0 misbehaves.
     collectors = [
-        handle(f'collector-{i}', **{'index': i, 'duration_s': 0.002, **(collector or {} if i == 0 else {})})
+        handle(f'collector-{i}', **{'index': i, 'duration_s': duration_s, **(collector or {} if i == 0 else {})})
         for i in range(config.num_collectors)
     ]
     engine = Engine(
@@ -241,7 +242,9 @@ def test_an_error_of_the_learner_reaches_the_caller_as_it_was(tmp_path: Path, pl
     with pytest.raises(ArithmeticError, match='the update exploded'):
         engine.run()
     report = engine.report()
-    assert report['batches_lost'] == 1
+    assert_books_balance(report)
+    assert report['batches_lost'] == 1 and 'the update exploded' in report['loss_causes'][0]
+    assert report['updates_done'] == report['train_iters'] == 42
     assert trainer.finished == 0, 'a learner that failed is not saved'
     assert_nothing_is_left(engine, before)
 
@@ -294,6 +297,8 @@ def test_a_second_signal_does_not_wait_for_the_update_at_hand(tmp_path: Path, pl
         engine.run()
     assert time.monotonic() - started < 20
     second.join()
+    assert_books_balance(engine.report())
+    assert engine.report()['wall_s'] > 0
     assert left_in_shared_memory(engine.prefix) == [] and children() <= before  # type: ignore[attr-defined]
     go_on.set()
     for thread in engine._threads:
@@ -319,8 +324,8 @@ def test_a_signal_while_the_last_evaluation_is_awaited_cancels_it(tmp_path: Path
 def test_a_collect_that_ignores_the_cancel_is_ended_by_force(tmp_path: Path) -> None:
     before = children()
     engine = make_engine(
-        tmp_path, 'process', FakeTrainer(), max_env_step=200, collector={'how': 'hang', 'at': 3},
-        shutdown_timeout_s=0.5, off_policy_degree=40
+        tmp_path, 'process', FakeTrainer(), max_env_step=200, collector={'how': 'hang', 'at': 1},
+        shutdown_timeout_s=0.5, off_policy_degree=40, duration_s=0.3  # the other one leaves it time to come up
     )
     engine.run()
     assert engine.report()['batches_cancelled'] >= 1

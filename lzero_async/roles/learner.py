@@ -81,9 +81,13 @@ class LearnerLoop:
         updates = self._gate.grant(exact)
         trainer.begin_epoch(updates)
         done = 0
-        while done < updates and not self.stopping.is_set():
-            trainer.update()
-            done += 1
+        try:
+            while done < updates and not self.stopping.is_set():
+                trainer.update()
+                done += 1
+        except BaseException as error:
+            self._gate.fail_training(taken.number, done, repr(error))
+            raise
         counts = trainer.end_epoch()
         if trouble := trainer.trouble():
             self._gate.report_trouble(trouble)
