@@ -2,23 +2,18 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import copy
-import importlib.util
 import logging
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TextIO
 
-from easydict import EasyDict
-
 from . import entry as entries
+from .config_file import apply, entry_of, load
 from .core import AsyncTrainingError, ConfigError, WorkerError
-from .recipes import MUZERO, UNIZERO
 
 INTERRUPTED = 130
 
@@ -67,73 +62,20 @@ def _count(text: str) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    module = _load(arguments.config)
+    module = load(arguments.config)
     main_config, create_config = copy.deepcopy(module.main_config), copy.deepcopy(module.create_config)
     for setting in arguments.settings:
-        _apply(setting, main_config, create_config)
+        apply(setting, main_config, create_config)
     main_config.exp_name = _run_directory(arguments.exp_name, main_config.get('exp_name', 'default_experiment'))
     limits = {
         name: getattr(arguments, name) or int(getattr(module, name, entries.UNLIMITED))
         for name in ('max_env_step', 'max_train_iter')
     }
     with _console(Path(main_config.exp_name)):
-        _entry(module)([main_config, create_config], seed=arguments.seed, model_path=_model_path(main_config), **limits)
+        entry_of(module)(
+            [main_config, create_config], seed=arguments.seed, model_path=main_config.policy.get('model_path'), **limits
+        )
     return 0
-
-
-def _load(path: Path) -> ModuleType:
-    """A config file as a module."""
-    if not path.is_file():
-        raise ConfigError(f'{path}: there is no such config file')
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f'{path}: a config is a Python file')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for name in ('main_config', 'create_config'):
-        if not hasattr(module, name):
-            raise ConfigError(f'{path}: the config has no {name}')
-    return module
-
-
-def _entry(module: ModuleType) -> Any:
-    """The entry that a config declares; for upstream's, the one that has a recipe for its policy type."""
-    recipes = {recipe.entry: recipe for recipe in (UNIZERO, MUZERO)}
-    declared = getattr(module, 'entry', None)
-    if declared is None:
-        policy_type = module.create_config['policy']['type']
-        declared = next((name for name, recipe in recipes.items() if policy_type in recipe.policy_types), None)
-        if declared is None:
-            raise ConfigError(f'create_config.policy.type={policy_type!r}: no entry trains that type')
-    if declared not in recipes:
-        raise ConfigError(f"{module.__name__}: entry={declared!r} is none of {', '.join(recipes)}")
-    return getattr(entries, declared)
-
-
-def _model_path(main_config: EasyDict) -> str | None:
-    return main_config.policy.get('model_path')
-
-
-def _apply(setting: str, main_config: EasyDict, create_config: EasyDict) -> None:
-    """Put one KEY=VALUE into a config; VALUE is a Python literal, or else a string; missing sections are made."""
-    key, equals, text = setting.partition('=')
-    if not equals or not all(key.split('.')):
-        raise ConfigError(f'--set {setting!r}: expected KEY=VALUE, as in policy.batch_size=32')
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = text
-    *sections, last = key.split('.')
-    target = main_config
-    if sections and sections[0] in ('main_config', 'create_config'):
-        target = create_config if sections.pop(0) == 'create_config' else main_config
-    for section in sections:
-        if section not in target:
-            target[section] = EasyDict()
-        target = target[section]
-        if not isinstance(target, dict):
-            raise ConfigError(f'--set {setting!r}: {section} is a value, not a section')
-    target[last] = value
 
 
 def _run_directory(wanted: str | None, configured: str) -> str:

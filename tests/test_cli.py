@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lzero_async import cli
+from lzero_async import config_file
 from lzero_async.core import ConfigError
 
 HERE = Path(__file__).parent
@@ -225,7 +225,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
 def test_set_parses_literals_and_makes_sections(setting: str, expected: Any) -> None:
     from easydict import EasyDict
     main, create = EasyDict(policy={}), EasyDict()
-    cli._apply(setting, main, create)
+    config_file.apply(setting, main, create)
     target: Any = main
     for key in setting.partition('=')[0].removeprefix('main_config.').split('.'):
         target = getattr(target, key)
@@ -236,4 +236,4 @@ def test_set_parses_literals_and_makes_sections(setting: str, expected: Any) -> 
 def test_set_refuses_to_descend_into_a_value() -> None:
     from easydict import EasyDict
     with pytest.raises(ConfigError, match='batch_size is a value'):
-        cli._apply('policy.batch_size.x=1', EasyDict(policy={'batch_size': 3}), EasyDict())
+        config_file.apply('policy.batch_size.x=1', EasyDict(policy={'batch_size': 3}), EasyDict())
