@@ -43,8 +43,8 @@ train: $(BASE)
 test: $(call extras,test)
 	$(VENV)/bin/python -m pytest $(ARGS)
 
-bench: $(call extras,test)
-	$(VENV)/bin/python -m pytest -m benchmark $(ARGS)
+bench: $(BASE)
+	$(VENV)/bin/lzero-async bench $(ARGS)
 
 slow: $(call extras,test)
 	$(VENV)/bin/python -m pytest -m slow $(ARGS)

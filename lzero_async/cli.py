@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from . import entry as entries
+from .bench import command as bench
 from .config_file import apply, entry_of, load
 from .core import AsyncTrainingError, ConfigError, WorkerError
+from .doctor import command as doctor
 
 INTERRUPTED = 130
 
@@ -50,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
         help="e.g. policy.batch_size=32 policy.async_pipeline.placement=thread; create_config.env_manager.type=base"
     )
     train.set_defaults(command=_train)
+    bench.add_parser(commands)
+    doctor.add_parser(commands)
     return parser
 
 

@@ -12,14 +12,15 @@ import importlib.util
 import logging
 import math
 import numbers
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
 import numpy as np
+import torch
 
 from lzero_async.core import ConfigError, Placement, Role
+from lzero_async.sizing import Given, available_cores, choose, default_threads
 
 logger = logging.getLogger(__name__)
 
@@ -83,31 +84,6 @@ _PER_ROLE = ('devices', 'threads')
 _SECTION_KEYS = (*_RULES, *_PER_ROLE, *UPSTREAM_NAMES)
 _THREADS = _Rule(int, least=1, meaning='torch threads of that role')
 _KINDS = {bool: 'True or False', int: 'a whole number', float: 'a finite number', str: 'a string'}
-
-
-def available_cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, 'sched_getaffinity'):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def default_threads(cores: int, num_collectors: int, placement: str) -> dict[str, int]:
-    """
-    Overview:
-        Torch threads per role where the user names none. Searching with a small model is slower with two threads than
-        with one, so collectors and the evaluator get one each. The learner gets the cores that the collectors leave,
-        and never less than one; the evaluator runs seldom and is not counted. Ray workers may live on other machines:
-        there the learner gets all cores of this one.
-    Arguments:
-        - cores (:obj:`int`): Cores that this process may use.
-        - num_collectors (:obj:`int`): Number of collect workers.
-        - placement (:obj:`str`): Where the workers live.
-    Returns:
-        - threads (:obj:`dict[str, int]`): Torch threads by role.
-    """
-    taken = 0 if placement == 'ray' else num_collectors
-    return {'learner': max(1, cores - taken), 'collector': 1, 'evaluator': 1}
 
 
 @dataclass(frozen=True)
@@ -338,17 +314,18 @@ def _apply_upstream_names(read: _Reading, section: Mapping[str, Any]) -> None:
 
 
 def _resolve_defaults(read: _Reading) -> None:
-    """Fill in the defaults that depend on other settings or on the machine, and say why."""
-    collectors = read.values.get('num_collectors', 1)
-    if 'off_policy_degree' not in read.values:
-        read.derive('off_policy_degree', collectors + 1, 'default: num_collectors + 1')
-    cores = available_cores()
-    threads = default_threads(cores, collectors, read.values.get('placement', 'process'))
-    given = read.values.get('threads', {})
-    missing = [role for role in ROLES if role not in given]
+    """Fill in what the rule in ``sizing`` chooses where the user did not, and say why."""
+    names = ('placement', 'num_collectors', 'off_policy_degree')
+    threads = read.values.get('threads', {})
+    given = Given(**{name: read.values[name] for name in names if name in read.values}, threads=threads)
+    choice = choose(available_cores(), torch.cuda.is_available(), given=given)
+    for name in names:
+        if name not in read.values:
+            read.derive(name, getattr(choice, name), f'default: {choice.reasons[name]}')
+    missing = [role for role in ROLES if role not in threads]
     if missing:
-        why = f"default for {', '.join(missing)} on {cores} cores and {collectors} collectors"
-        read.derive('threads', {**threads, **given}, f"{read.sources['threads']}, {why}" if given else why)
+        why = f"default for {', '.join(missing)}: {choice.reasons['threads']}"
+        read.derive('threads', dict(choice.threads), f"{read.sources['threads']}, {why}" if threads else why)
 
 
 def _check_placement(placement: str) -> None:

@@ -109,6 +109,7 @@ class Batch:
     epsilon: float = 0.0  # as requested
     random_actions: bool = False  # as requested
     duration_s: float = 0.0  # wall time of the collect
+    ended_at: float = 0.0  # when the collect ended, in Unix seconds
     cpu_s: float = 0.0  # CPU time of the collect, 0 where it cannot be told apart
     scalars: Sequence[tuple[str, float, int]] = ()  # (tag, value, step) for TensorBoard
 

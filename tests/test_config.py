@@ -141,7 +141,7 @@ def test_explain_names_every_value_and_why(monkeypatch):
     text = read(data_queue_size=4, async_pipeline=dict(num_collector_actors=2)).explain()
     for item in dataclasses.fields(AsyncConfig):
         assert item.name == 'sources' or item.name in text
-    assert 'off_policy_degree = 3 (default: num_collectors + 1)' in text
+    assert 'off_policy_degree = 3 (default: num_collectors + 1, so that ' in text
     assert 'num_collectors = 2 (policy.async_pipeline.num_collector_actors)' in text
     assert 'data_queue_size = 4 (policy.data_queue_size)' in text
     assert 'learner 6' in text and '8 cores' in text

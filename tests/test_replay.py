@@ -18,6 +18,7 @@ from lzero.policy.muzero import MuZeroPolicy
 from lzero.policy.unizero import UniZeroPolicy
 
 from lzero_async.replay import mend, segment_nbytes
+from lzero_async.replay.mended import distinct
 
 pytestmark = pytest.mark.unittest
 
@@ -337,6 +338,62 @@ def test_pushes_and_samples_equal_upstream_until_the_first_eviction(policy: Any,
         drawn[-1] += (buffer.num_of_collected_episodes, np.random.random(4))
     assert len(drawn[0][0]) > 5
     assert same(drawn[0], drawn[1])
+
+
+# ---------------------------------------------------------------- draws that do not cost what the buffer holds
+
+
+@settings(max_examples=100, deadline=None)
+@given(count=st.integers(1, 40), more=st.integers(0, 400), seed=st.integers(0, 9))
+def test_distinct_numbers_in_range(count: int, more: int, seed: int) -> None:
+    np.random.seed(seed)
+    drawn = distinct(count + more, count)
+    assert len(set(drawn.tolist())) == count and 0 <= drawn.min() and drawn.max() < count + more
+    np.random.seed(seed)
+    assert np.array_equal(drawn, distinct(count + more, count))
+
+
+@pytest.mark.parametrize('total', [12, 40])  # either way of drawing
+def test_all_pairs_are_alike_likely(total: int) -> None:
+    np.random.seed(0)
+    draws = 40 * total * (total - 1)
+    counts = np.zeros((total, total))
+    for _ in range(draws):
+        counts[tuple(distinct(total, 2))] += 1
+    assert (np.diag(counts) == 0).all()
+    off = counts[~np.eye(total, dtype=bool)]
+    chi_square = ((off - 40)**2 / 40).sum()
+    assert abs(chi_square - len(off)) < 5 * np.sqrt(2 * len(off)), 'uniform over ordered pairs'
+
+
+def test_free_draws_look_at_every_position_and_keep_upstreams_form(policy: Any) -> None:
+    cfg = copy.deepcopy(policy._cfg)
+    buffer = evicted(buffer_name(policy), cfg)
+    buffer.exact_draws = False
+    seen = set()
+    for _ in range(200):
+        segments, starts, indices, weights, made = buffer._sample_orig_data(cfg.batch_size)
+        assert len(segments) == len(starts) == len(set(indices.tolist())) == len(weights) == len(made) == cfg.batch_size
+        assert weights.tolist() == [1.0] * cfg.batch_size
+        assert indices.tolist() == sorted(indices)  # reanalyze_outdated
+        for stored, start, index in zip(segments, starts, indices, strict=True):
+            number, position = buffer.game_segment_game_pos_look_up[index]
+            assert stored is buffer.game_segment_buffer[number - buffer.base_idx] and start == position
+        seen.update(indices.tolist())
+    assert seen == set(range(buffer.get_num_of_transitions()))
+    buffer.sample(cfg.batch_size, policy)
+
+
+def test_most_pushes_copy_no_priorities() -> None:
+    cfg = config(replay_buffer_size=10**6)
+    buffer = mended('UniZeroGameBuffer', cfg)
+    copies, store = 0, None
+    for number in range(400):
+        push(buffer, segment(cfg, LENGTH, PADDING, seed=number))
+        copies += buffer.game_pos_priorities.base is not store
+        store = buffer.game_pos_priorities.base
+    assert copies < 10
+    assert_views_agree(buffer)
 
 
 # ---------------------------------------------------------------- bytes and logging

@@ -54,11 +54,13 @@ def make_parts(
         # Upstream's policy watches its model before anyone has called init (lzero/policy/unizero.py:354).
         wandb.init(project='lzero_async', name=cfg.exp_name, config=cfg)
     policy = policy_of(cfg, model)
+    recipe.lighten(policy._target_model)
     if model_path is not None:
         logger.info('loading %s', model_path)
         policy.learn_mode.load_state_dict(torch.load(model_path, map_location=cfg.policy.device))
     writer = SummaryWriter(os.path.join(f'./{cfg.exp_name}/log/', 'serial'))
     learner = BaseLearner(cfg.policy.learn.learner, policy.learn_mode, writer, exp_name=cfg.exp_name)
     buffer = mend(recipe.buffers[cfg.policy.type])(cfg.policy)
+    buffer.exact_draws = config.off_policy_degree == 0  # which is to equal upstream
     trainer = LightZeroTrainer(cfg, recipe, policy, learner, buffer, writer, threads, config.min_buffer_size)
     return Parts(cfg, recipe, trainer, writer)

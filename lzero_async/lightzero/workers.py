@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from ding.utils import set_pkg_seed
 from easydict import EasyDict
 from lzero.worker import MuZeroEvaluator, MuZeroSegmentCollector
@@ -76,11 +77,18 @@ class _Worker:
         self._cancelled = threading.Event()
         self._clock = time.process_time if own_process else time.thread_time
         self._tape = ScalarTape()
+        if layout is not None:
+            recipe.lighten(policy._collect_model)
 
     def load(self, version: int, weights: memoryview) -> None:
         assert self._layout is not None
-        read(self._layout, weights, self._targets)
-        self._recipe.after_load(self._policy)
+        with self._inference():
+            read(self._layout, weights, self._targets)
+            self._recipe.after_load(self._policy)
+
+    def _inference(self) -> Any:
+        """Nothing is ever differentiated here, so torch need not count versions of tensors; not on a shared policy."""
+        return torch.inference_mode(self._layout is not None)
 
     def _guard(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Upstream calls forward once per step: the place to give a sign of life and to heed a cancel."""
@@ -120,16 +128,18 @@ class CollectWorker(_Worker):
         collector = self._collector
         collector._total_envstep_count = request.env_steps  # its log counts the run's steps, not this worker's
         self._act_at_random = request.random_actions
-        segments, metas = collector.collect(
-            train_iter=request.train_iter,
-            policy_kwargs={'temperature': request.temperature, 'epsilon': request.epsilon}
-        )
+        with self._inference():
+            segments, metas = collector.collect(
+                train_iter=request.train_iter,
+                policy_kwargs={'temperature': request.temperature, 'epsilon': request.epsilon}
+            )
         returns, collector._episode_info.returns = collector._episode_info.returns, []
         return Batch(
             number=request.number, worker=self._index, version=request.version, segments=segments, metas=metas,
             env_steps=collector.envstep - request.env_steps, episode_returns=returns,
             temperature=request.temperature, epsilon=request.epsilon, random_actions=request.random_actions,
-            duration_s=time.monotonic() - started, cpu_s=self._clock() - cpu, scalars=self._tape.cut()
+            duration_s=time.monotonic() - started, ended_at=time.time(), cpu_s=self._clock() - cpu,
+            scalars=self._tape.cut()
         )
 
     def _explore(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,7 +190,8 @@ class EvalWorker(_Worker):
     def run(self, request: EvalRequest) -> EvalResult:
         started, cpu = time.monotonic(), self._clock()
         best: list[str] = []  # upstream asks for a checkpoint where the return is a new best; the driver writes it
-        stop, info = self._evaluator.eval(best.append, request.train_iter, request.env_steps)
+        with self._inference():
+            stop, info = self._evaluator.eval(best.append, request.train_iter, request.env_steps)
         scalars = self._tape.cut()
         return EvalResult(
             train_iter=request.train_iter, env_steps=request.env_steps, stop=bool(stop), best=bool(best),

@@ -8,6 +8,7 @@ import torch
 from lzero.entry import train_unizero_segment
 from lzero.mcts import SampledUniZeroGameBuffer, UniZeroGameBuffer
 
+from ..lightzero.heads import read_heads_only
 from .base import Recipe, Verdict
 
 
@@ -52,6 +53,9 @@ class UniZeroRecipe(Recipe):
         if not policy._cfg.model.world_model_cfg.rotary_emb:
             world_model.precompute_pos_emb_diff_kv()
         world_model.clear_caches()
+
+    def lighten(self, model: Any) -> None:
+        read_heads_only(model.world_model)
 
     def place(self, policy_cfg: Any, device: str) -> None:
         super().place(policy_cfg, device)

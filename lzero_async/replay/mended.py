@@ -12,6 +12,7 @@ priority per stored position. A segment stores its own positions; those padded o
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Mapping
 from functools import cache
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import psutil
 from lzero.mcts.buffer.game_buffer import GameBuffer
+from lzero.mcts.buffer.game_buffer_unizero import UniZeroGameBuffer
 
 _MEGABYTE = 1024 * 1024
 
@@ -43,6 +45,16 @@ def segment_nbytes(segment: Any) -> int:
     return total
 
 
+def distinct(total: int, count: int) -> np.ndarray:
+    """``count`` different numbers below ``total``, all choices alike likely, from numpy's global random state."""
+    if total < 4 * count:
+        return np.random.choice(total, count, replace=False)
+    drawn = np.random.randint(0, total, count)
+    while len(first := np.unique(drawn, return_index=True)[1]) < count:  # one that came up again is drawn anew
+        drawn = np.concatenate([drawn[np.sort(first)], np.random.randint(0, total, count - len(first))])
+    return drawn
+
+
 class MendedGameBuffer(GameBuffer):
     """
     Overview:
@@ -53,9 +65,13 @@ class MendedGameBuffer(GameBuffer):
     game_pos_priorities: np.ndarray  # one per stored position
     game_segment_buffer: list[Any]  # oldest first
     game_segment_game_pos_look_up: list[tuple[int, int]]  # (segment, position in it) per stored position
+    exact_draws: bool  # True: the parent's random draws, which cost as much as the buffer is large
 
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
+        self.exact_draws = True
+        self._store = np.empty(0)  # behind game_pos_priorities, which are a view of it from _begin on
+        self._begin = 0
         self._nbytes = 0
         self._nbytes_per_segment: deque[int] = deque()  # as counted at the push, so that the sum cannot drift
 
@@ -116,10 +132,40 @@ class MendedGameBuffer(GameBuffer):
         length = self._stored_length(data)
         if not meta['done'] and meta['unroll_plus_td_steps'] > length:
             meta = {**meta, 'unroll_plus_td_steps': length}
-        super()._push_game_segment(data, meta)
+        if self._cfg.use_priority or meta['priorities'] is not None:
+            super()._push_game_segment(data, meta)
+        else:
+            # game_buffer.py:568 looks through all priorities and copies them for every segment. Without priorities
+            # they are never read: the parent gets one to look at, and what it adds to it goes to a store that grows.
+            stored, self.game_pos_priorities = self.game_pos_priorities, np.ones(1)
+            super()._push_game_segment(data, meta)
+            self.game_pos_priorities = self._appended(stored, self.game_pos_priorities[1:])
         size = segment_nbytes(data)
         self._nbytes_per_segment.append(size)
         self._nbytes += size
+
+    def _appended(self, stored: np.ndarray, new: np.ndarray) -> np.ndarray:
+        """``stored`` and then ``new``, copied only when the store behind them is full: a constant cost on average."""
+        length = len(stored)
+        if getattr(stored, 'base', None) is not self._store or self._begin + length + len(new) > len(self._store):
+            self._store, self._begin = np.empty(2 * (length + len(new)) + 1024), 0
+            self._store[:length] = stored
+        end = self._begin + length + len(new)
+        self._store[end - len(new):end] = new
+        return self._store[self._begin:end]
+
+    def _sample_orig_data(self, batch_size: int) -> tuple:
+        """Draw positions, without repetition."""
+        if self.exact_draws or self._cfg.use_priority:
+            return super()._sample_orig_data(batch_size)
+        # game_buffer.py:117-129 raises as many equal numbers to a power as positions are stored, sums them, and hands
+        # them to numpy as probabilities: 40 ms per update at a million. Here it is a draw per position of the batch.
+        indices = distinct(self.get_num_of_transitions(), batch_size)
+        if self._cfg.reanalyze_outdated is True:
+            indices.sort()
+        places = [self.game_segment_game_pos_look_up[index] for index in indices]
+        segments = [self.game_segment_buffer[segment - self.base_idx] for segment, _ in places]
+        return segments, [start for _, start in places], indices, np.ones(batch_size), [time.time()] * batch_size
 
     def _remove(self, excess_game_segment_index: int) -> None:
         """Remove that many of the oldest segments, with exactly their positions."""
@@ -131,6 +177,7 @@ class MendedGameBuffer(GameBuffer):
         super()._remove(excess_game_segment_index)
         del look_up[:positions]
         self.game_segment_game_pos_look_up, self.game_pos_priorities = look_up, priorities[positions:]
+        self._begin += positions
         for _ in range(excess_game_segment_index):
             self._nbytes -= self._nbytes_per_segment.popleft()
 
@@ -147,6 +194,7 @@ class MendedGameBuffer(GameBuffer):
     def __reduce__(self) -> tuple:
         """Pickle by the upstream class, as the mended one has no name that could be imported."""
         state = dict(vars(self))
+        state['_store'] = np.empty(0)
         state.pop('policy', None)  # game_buffer_muzero.py:89 leaves the whole policy here and never reads it
         return _restore, (type(self).__bases__[-1],), state
 
@@ -165,7 +213,10 @@ def mend(buffer_cls: type) -> type:
         raise TypeError(f'mend() takes a subclass of GameBuffer, not {buffer_cls.__name__}')
     if issubclass(buffer_cls, MendedGameBuffer):
         return buffer_cls
-    return type(f'Mended{buffer_cls.__name__}', (MendedGameBuffer, buffer_cls), {'__module__': __name__})
+    from .unizero import ArrayBatches  # which builds on this module
+
+    ours = ArrayBatches if buffer_cls is UniZeroGameBuffer else MendedGameBuffer
+    return type(f'Mended{buffer_cls.__name__}', (ours, buffer_cls), {'__module__': __name__})
 
 
 def _restore(buffer_cls: type) -> Any:

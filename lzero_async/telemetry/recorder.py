@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..core import Batch, EvalResult, Taken
+from ..sizing import BatchCosts, best_s
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Recorder:
             'batch', env_steps=env_steps, train_iters=train_iters, number=taken.number, worker=batch.worker,
             version=batch.version, age=taken.age, lag=taken.lag, lag_bound=taken.lag_bound,
             batch_env_steps=batch.env_steps, segments=len(batch.segments), episode_returns=list(batch.episode_returns),
-            updates=updates, warmup=warmup, collect_s=batch.duration_s, learn_s=busy_s
+            updates=updates, warmup=warmup, collect_s=batch.duration_s, collected_at=batch.ended_at, learn_s=busy_s
         )
         self._returns.extend(batch.episode_returns)
         if line := self._progress.line(env_steps, train_iters):
@@ -145,7 +146,5 @@ class Costs:
         """The best possible wall time per batch over the measured one; 0 where too little was trained to tell."""
         if self._began is None or not self._collected:
             return 0.0
-        collect, learn, evaluate = self.per_batch().values()
-        with_eval = learn if async_eval else learn + evaluate
-        best = max(collect / collectors, with_eval, evaluate, (collect + learn + evaluate) / cores)
+        best = best_s(BatchCosts(*self.per_batch().values()), collectors, cores, async_eval)
         return best / ((self._ended - self._began) / self._learnt)
