@@ -178,6 +178,7 @@ def _carry_out(run: Run, parts: Parts) -> Any:
         logger.info('%s', summary(report))
         run.recorder.close()
         parts.writer.close()
+        parts.restore()
     return parts.policy
 
 

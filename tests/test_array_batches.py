@@ -44,21 +44,25 @@ class Episode:
         self.cfg = cfg
         self.rng = np.random.default_rng(seed)
         self.reward_type = reward_type
+        self.made = 0
 
     def segment(self, length: int, padding: int) -> GameSegment:
+        """Of whole numbers where ``reward_type`` is ``round``, but every third, so that types are mixed."""
         cfg, rng = self.cfg, self.rng
+        self.made += 1
+        reward_type = float if self.reward_type is round and self.made % 3 else self.reward_type
         frames = cfg.model.frame_stack_num
         made = GameSegment(gymnasium.spaces.Discrete(2), game_segment_length=cfg.game_segment_length, config=cfg)
         made.reset(list(rng.random((frames, 4), dtype=np.float32)))
         for step in range(length):
             made.store_search_stats(list(rng.integers(1, 9, 2)), float(rng.random()))
             made.append(
-                int(rng.integers(2)), rng.random(4, dtype=np.float32), self.reward_type(rng.normal()),
+                int(rng.integers(2)), rng.random(4, dtype=np.float32), reward_type(rng.normal()),
                 np.ones(2, np.int8), -1, timestep=np.asarray(step + 1)
             )
         made.pad_over(
             list(rng.random((padding, 4), dtype=np.float32)),
-            [self.reward_type(rng.normal()) for _ in range(max(padding - 1, 0))],
+            [reward_type(rng.normal()) for _ in range(max(padding - 1, 0))],
             rng.integers(2, size=min(padding, cfg.num_unroll_steps)).tolist(), rng.random(padding).tolist(),
             rng.dirichlet([1, 1], padding).tolist()
         )
@@ -85,7 +89,7 @@ def assert_same(ours: Any, upstream: Any) -> None:
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 10), st.booleans()), min_size=3, max_size=12),
     unroll=st.integers(1, 5), td_steps=st.integers(1, 5), frames=st.integers(1, 3), batch_size=st.integers(1, 12),
-    reward_type=st.sampled_from([np.float32, np.float64]), evict=st.booleans(), outdated=st.booleans()
+    reward_type=st.sampled_from([np.float32, np.float64, round]), evict=st.booleans(), outdated=st.booleans()
 )
 def test_every_batch_equals_upstreams(
         lengths: Any, unroll: int, td_steps: int, frames: int, batch_size: int, reward_type: type, evict: bool,

@@ -17,7 +17,7 @@ import pytest
 from test_cli import alive, command, lzero_async, processes_of, write_config
 from test_cli import environment as shell
 
-from lzero_async.bench import compare, disturb, speed, table
+from lzero_async.bench import compare, disturb, learn, scale, speed, table
 from lzero_async.bench.child import Order, recorded_collects
 from lzero_async.bench.counting import Collect, Update, credited, fraction_within, steps_within
 from lzero_async.bench.measure import environment, result_in
@@ -303,3 +303,110 @@ def test_an_interrupted_bench_leaves_no_process_behind(tmp_path: Path, number: i
     assert all(ends(pid, 20) for pid in pids) and alive(pids) == []
     assert [block for block in blocks if block.exists()] == []
     assert number == signal.SIGKILL or list(place.glob('lzero-async-bench-*')) == []
+
+
+# ---------------------------------------------------------------------- learning
+
+
+def evaluations(*returns: float) -> list[dict[str, float]]:
+    return [
+        {'env_steps': 100 * number, 'train_iters': number, 'mean_return': value, 'seconds': 10.0 * number, 'at': 0.0}
+        for number, value in enumerate(returns, start=1)
+    ]
+
+
+@pytest.mark.unittest
+def test_a_result_is_the_mean_of_the_last_three_evaluations() -> None:
+    assert learn.result_of(evaluations(1, 2, 3, 4, 5)) == 4
+    assert learn.result_of(evaluations(1, 2)) is None
+
+
+@pytest.mark.unittest
+def test_the_verdict_compares_means_by_the_pooled_spread() -> None:
+    worse = learn.verdict([100, 110, 120], [80, 90, 100])
+    assert not worse['as_good'] and worse['pooled_spread'] == pytest.approx(10)
+    assert learn.verdict([100, 110, 120], [90, 100, 110])['as_good']
+    assert learn.verdict([100], [99])['as_good'] is False, 'one seed has no spread'
+
+
+@pytest.mark.unittest
+def test_learning_is_summarized_printed_and_drawn(tmp_path: Path) -> None:
+    runs = {
+        name: [
+            {'seed': seed, 'result': 190.0 + seed, 'clock_s': 60.0, 'updates': 900, 'stop_value': 195,
+             'evaluations': evaluations(20, 196 if seed else 150, 190, 194)} for seed in range(2)
+        ] for name in ('serial', 'asynchronous')
+    }
+    document = learn.summarize(learn.Plan(4000, 2), runs)
+    assert [row['solved_at_env_step'] for row in document['rows']] == [None, 200, None, 200]
+    assert document['verdict']['as_good']
+    printed = learn.text(document)
+    assert '196@200' in printed and 'not below serial' in printed
+    learn.plot(document, tmp_path / 'learning.svg')
+    assert '<svg' in (tmp_path / 'learning.svg').read_text()
+
+
+@pytest.mark.unittest
+def test_too_few_evaluations_are_refused_at_once_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def measure(order: Order, disturb: bool) -> dict[str, Any]:
+        measured.append(order)
+        return {'evaluations': evaluations(1, 2), 'wall_s': 1.0}
+
+    monkeypatch.setattr(learn, 'measure', measure)
+    with pytest.raises(ConfigError, match='--env-steps'):
+        learn.run(learn.Plan(100, 3))
+    assert len(measured) == 1
+
+
+@pytest.mark.envtest
+def test_a_real_comparison_of_learning(tmp_path: Path) -> None:
+    config = tmp_path / 'config.py'
+    config.write_text(
+        "from tiny import tiny\nentry = 'train_unizero_segment_async'\n"
+        "main_config, create_config = tiny('unizero', eval_freq=8)\n"
+    )
+    out = tmp_path / 'out.json'
+    finished = subprocess.run(
+        [sys.executable, '-m', 'lzero_async.cli', 'bench', '--learn', '--config', str(config), '--seeds', '1',
+         '--env-steps', '400', '--json', str(out)],
+        cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(Path(__file__).parent)}, capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(out.read_text())['rows']
+    assert [row['name'] for row in rows] == ['serial', 'asynchronous']
+    for row in rows:
+        assert len(row['evaluations']) >= 3
+        assert all(later['env_steps'] >= sooner['env_steps'] and later['seconds'] > sooner['seconds']
+                   for sooner, later in zip(row['evaluations'], row['evaluations'][1:], strict=False))
+
+
+# ---------------------------------------------------------------------- scale
+
+
+@pytest.mark.unittest
+def test_the_gates_work_per_batch_is_timed_with_any_number_of_collectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, 'ROUNDS', 1)
+    monkeypatch.setattr(scale, 'COLLECTORS_AT_THE_GATE', (1, 30))
+    rows = scale.gate_rows()
+    assert [row['collectors'] for row in rows] == [1, 30] and all(row['gate us per batch'] > 0 for row in rows)
+    assert 'gate us per batch' in scale.as_table(rows)
+
+
+@pytest.mark.unittest
+def test_buffers_of_any_size_are_timed_with_consistent_books(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, 'ROUNDS', 1)
+    monkeypatch.setattr(scale, 'BUFFER_SIZES', (1000,))
+    (row,) = scale.buffer_rows()
+    assert set(row) == {
+        'transitions', 'upstream push ms', 'upstream sample ms', 'ours push ms', 'ours sample ms'
+    }
+
+
+@pytest.mark.unittest
+def test_a_snapshots_way_is_timed_by_model_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, 'ROUNDS', 1)
+    monkeypatch.setattr(scale, 'WIDTHS', (16, 32))
+    small, large = scale.model_rows()
+    assert 0 < small['MB'] < large['MB'] and small['publish ms'] > 0 and small['load ms'] > 0

@@ -105,6 +105,8 @@ def test_the_run_directory_has_what_upstream_writes() -> None:
     assert set(best) >= {'model', 'target_model', 'last_iter', 'last_step'}
     assert best['last_iter'] in [event['train_iters'] for event in events('evaluation') if event['best']]
     assert hasattr(policy, 'learn_mode')
+    modules = policy._target_model.world_model.modules()
+    assert not any('forward' in vars(module) for module in modules), "the policy is upstream's again"
 
 
 def test_the_best_checkpoint_of_an_asynchronous_evaluation_holds_the_evaluated_snapshot() -> None:

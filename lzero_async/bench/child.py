@@ -122,7 +122,7 @@ def run(order: Order) -> dict[str, Any]:
     recipe, (main_config, create_config) = configs(
         Path(order.config) if order.config else None, order.row, evaluate=order.learn
     )
-    stop_value = main_config.env.get('stop_value')
+    stop_value = main_config.env.get('stop_value', 10**10)  # DI-engine's own default
     if order.learn:
         main_config.env.stop_value = math.inf
     limit = {'seed': order.seed, 'max_env_step': order.env_steps}

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core import ConfigError
 
-SPEED_STEPS, LEARN_STEPS = 4000, 5000
+SPEED_STEPS, LEARN_STEPS, REPEATS = 4000, 5000, 3
 
 
 def add_parser(commands: Any) -> None:
@@ -15,12 +15,12 @@ def add_parser(commands: Any) -> None:
     bench = commands.add_parser('bench', help="compare speed and memory with upstream's serial entry")
     bench.add_argument('--config', type=Path, help='a config file; default: a pinned setting of CartPole UniZero')
     bench.add_argument('--env-steps', type=_count, help=f'of every run; default: {SPEED_STEPS}, to learn {LEARN_STEPS}')
-    bench.add_argument('--repeats', type=_count, default=3, help='of every row, alternating; default: 3')
+    bench.add_argument('--repeats', type=_count, help=f'of every row, alternating; default: {REPEATS}')
     bench.add_argument('--rows', type=_names, metavar='ROW,ROW', help='of serial, serial_best_threads, thread, process')
     bench.add_argument('--disturb', action='store_true', help='another process keeps one core busy during every run')
     bench.add_argument('--json', type=Path, metavar='OUT', help='write everything that was measured to this file')
     bench.add_argument('--learn', action='store_true', help='compare returns instead of speed, on the drop-in config')
-    bench.add_argument('--seeds', type=_count, default=3, help='runs of either kind with --learn; default: 3')
+    bench.add_argument('--seeds', type=_count, help=f'runs of either kind with --learn; default: {REPEATS}')
     bench.add_argument('--scale', action='store_true', help='cost against buffer size, model size, collectors')
     bench.add_argument('--plot', type=Path, metavar='OUT', help='draw what --learn or --scale found (.svg, .png)')
     bench.set_defaults(command=_bench)
@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
 def _count(text: str) -> int:
     """A positive number; 4e3 is one too."""
     value = float(text)
-    if value < 1 or value != int(value):
+    if not 1 <= value < float('inf') or value != int(value):
         raise argparse.ArgumentTypeError(f'{text!r} is not a positive whole number')
     return int(value)
 
@@ -39,16 +39,27 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    if arguments.learn and arguments.scale:
-        raise ConfigError('--learn and --scale are two benchmarks: choose one')
+    _refuse_ignored(arguments)
     if arguments.learn:
         return _learn(arguments)
     return _scale(arguments) if arguments.scale else _speed(arguments)
 
 
+def _refuse_ignored(arguments: argparse.Namespace) -> None:
+    """An option that this benchmark does not read was meant for another."""
+    if arguments.learn and arguments.scale:
+        raise ConfigError('--learn and --scale are two benchmarks: choose one')
+    ignored = ['rows', 'repeats', 'disturb'] if arguments.learn else ['seeds', 'plot']
+    if arguments.scale:
+        ignored = ['rows', 'repeats', 'disturb', 'seeds', 'env_steps', 'config']
+    if given := [f"--{name.replace('_', '-')}" for name in ignored if getattr(arguments, name)]:
+        kind = '--learn' if arguments.learn else '--scale' if arguments.scale else 'speed'
+        raise ConfigError(f"{', '.join(given)}: of no use to the benchmark {kind}; leave it out")
+
+
 def _learn(arguments: argparse.Namespace) -> int:
     from . import learn
-    plan = learn.Plan(arguments.env_steps or LEARN_STEPS, arguments.seeds, arguments.config)
+    plan = learn.Plan(arguments.env_steps or LEARN_STEPS, arguments.seeds or REPEATS, arguments.config)
     learn.run(plan, arguments.json, arguments.plot)
     return 0
 
@@ -62,6 +73,7 @@ def _scale(arguments: argparse.Namespace) -> int:
 def _speed(arguments: argparse.Namespace) -> int:
     from . import speed
     rows = arguments.rows or speed.ROWS
-    plan = speed.Plan(arguments.env_steps or SPEED_STEPS, arguments.repeats, rows, arguments.config, arguments.disturb)
+    steps, repeats = arguments.env_steps or SPEED_STEPS, arguments.repeats or REPEATS
+    plan = speed.Plan(steps, repeats, rows, arguments.config, arguments.disturb)
     speed.run(plan, arguments.json)
     return 0

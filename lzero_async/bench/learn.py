@@ -41,10 +41,14 @@ def run(plan: Plan, json_path: Path | None = None, plot_path: Path | None = None
         for row, name in ROWS.items():
             result = measure(Order(row, plan.env_steps, config, seed, learn=True), disturb=False)
             result['result'] = result_of(result['evaluations'])
+            if result['result'] is None:
+                raise ConfigError(
+                    f"{name}, seed {seed}: {len(result['evaluations'])} evaluations within {plan.env_steps} env steps, "
+                    f'{LAST} are needed (--env-steps)'
+                )
             results[name].append(result)
-            last = 'too few' if result['result'] is None else f"mean of the last {LAST} {result['result']:.1f}"
-            sys.stderr.write(f"seed {seed} {name}: {len(result['evaluations'])} evaluations, {last}, "
-                             f"{result['wall_s']:.0f} s\n")
+            sys.stderr.write(f"seed {seed} {name}: {len(result['evaluations'])} evaluations, mean of the last {LAST} "
+                             f"{result['result']:.1f}, {result['wall_s']:.0f} s\n")
             sys.stderr.flush()
     document = summarize(plan, results)
     sys.stdout.write(text(document))
@@ -81,10 +85,6 @@ def first_at(evaluations: Sequence[Mapping[str, float]], level: float) -> Mappin
 def summarize(plan: Plan, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """Everything about a comparison, fit for JSON."""
     ended = {name: [run['result'] for run in runs] for name, runs in results.items()}
-    if short := [name for name, values in ended.items() if None in values]:
-        raise ConfigError(
-            f"{' and '.join(short)}: fewer than {LAST} evaluations within {plan.env_steps} env steps (--env-steps)"
-        )
     level = next(run['stop_value'] for runs in results.values() for run in runs)
     rows = []
     for name, runs in results.items():
@@ -141,7 +141,8 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
             axis.plot(*zip(*points, strict=True), color=colours[row['name']], alpha=0.8, marker='.',
                       label=row['name'] if row['seed'] == 0 else None)
         axis.set_xlabel(label)
-        axis.axhline(document['setting']['stop_value'], color='#cccccc', linewidth=1, zorder=0)
+        if document['setting']['stop_value'] < 2 * axis.get_ylim()[1]:
+            axis.axhline(document['setting']['stop_value'], color='#cccccc', linewidth=1, zorder=0)
     axes[0].set_ylabel('evaluation return')
     axes[0].legend(loc='lower right', frameon=False)
     figure.tight_layout()

@@ -1,7 +1,10 @@
 """What a batch costs as things grow: the replay buffer, the model, the number of collectors."""
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
+import logging
 import statistics
 import sys
 import tempfile
@@ -49,8 +52,11 @@ def run(json_path: Path | None = None, plot_path: Path | None = None) -> None:
         'buffer': buffer_rows, 'model': model_rows, 'gate': gate_rows, 'collectors': collector_rows
     }
     document: dict[str, Any] = {'machine': machine()}
+    # Upstream makes the root logger show everything, also what the gate says of every batch.
+    logging.getLogger(__package__.partition('.')[0]).setLevel(logging.WARNING)
     for name, measured in parts.items():
-        document[name] = measured()
+        with contextlib.redirect_stdout(io.StringIO()):  # upstream prints
+            document[name] = measured()
         sys.stdout.write(f'{name}\n{as_table(document[name])}\n\n')
         sys.stdout.flush()
     if json_path is not None:

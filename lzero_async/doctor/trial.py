@@ -31,6 +31,7 @@ from ..lightzero.workers import CollectWorker, EvalWorker
 from ..placement import ProcessHandle
 from ..recipes import Recipe, recipe_named
 from ..transport.memory import Block, new_prefix
+from ..transport.weights import Layout
 
 SILENCE_S = 600.0  # without an update or a step of the environments
 CLOSING_S = 10.0
@@ -132,7 +133,7 @@ def make_trial(
 
 
 class TrialWorker:
-    """The parts of a serial run, made as ``entry`` makes them; a role on another device has a policy of its own."""
+    """The parts of an asynchronous run, each role with its own policy as in a worker, taking turns in one process."""
 
     def __init__(
             self, recipe: Recipe, main: EasyDict, create: EasyDict, config: AsyncConfig, model_path: str | None,
@@ -144,7 +145,7 @@ class TrialWorker:
         envs = {role: environments(self._cfg, role, self._cfg.seed) for role in ('collector', 'evaluator')}
         self._trainer = make_parts(recipe, self._cfg, config, None, model_path, threads=None).trainer
         self._trainer.learner.call_hook('before_run')
-        self._private: list[Any] = []  # policies that are not the learner's
+        self._private: list[Any] = []  # the workers' policies
         self._collector = CollectWorker(*self._role('collector', envs), beat=beat, **self._policy('collector'))
         self._evaluator = EvalWorker(*self._role('evaluator', envs), beat=self._hurry, **self._policy('evaluator'))
         self._env_steps = 0
@@ -156,11 +157,10 @@ class TrialWorker:
         return worker_config(self._recipe, self._cfg, self._config.devices[role]), envs[role]
 
     def _policy(self, role: str) -> dict[str, Any]:
-        policy = self._trainer.policy
-        if self._config.devices[role] not in (None, self._cfg.policy.device):
-            policy = policy_of(worker_config(self._recipe, self._cfg, self._config.devices[role]), None)
-            self._private.append(policy)
-        return dict(policy=policy, recipe=self._recipe)
+        policy = policy_of(worker_config(self._recipe, self._cfg, self._config.devices[role]), None)
+        self._private.append(policy)
+        self._refresh(policy)
+        return dict(policy=policy, recipe=self._recipe, layout=Layout.of(self._trainer.weights()))
 
     def load(self, version: int, weights: memoryview) -> None:
         """There are none."""

@@ -1,7 +1,7 @@
 """
 A UniZero world model that computes only the heads that are read.
 
-Upstream's forward evaluates all four heads for every token (world_model.py:598-601). In a search the token of an action
+Upstream's forward evaluates all four heads for every token (world_model.py:594-597). In a search the token of an action
 is asked for the reward and the next latent state, the token of an observation for policy and value; a third of what
 ``root`` inference computes is read by nobody. What is left out here is never read, so no number changes.
 """
@@ -27,16 +27,18 @@ def wanted(inputs: Any, is_init_infer: bool) -> frozenset[str]:
     return _ALL
 
 
-def read_heads_only(world_model: Any) -> None:
+def read_heads_only(world_model: Any) -> Callable[[], None]:
     """
     Overview:
         Make a world model skip heads that are not read. For models that only infer, a worker's or the target: a loss
         reads all heads. The modules stay where they are, so names of weights do not change.
     Arguments:
         - world_model (:obj:`WorldModel`): upstream's; one that looks otherwise than 0.2.0's is left as it is.
+    Returns:
+        - undo (:obj:`Callable[[], None]`): makes it what it was. Until then it can be neither copied nor pickled.
     """
     if getattr(world_model, 'num_observations_tokens', None) != 1 or not all(hasattr(world_model, h) for h in HEADS):
-        return
+        return lambda: None
     asked: list[frozenset[str]] = [_ALL]  # of the forward under way; a model has one owner
     forward = world_model.forward
 
@@ -52,7 +54,13 @@ def read_heads_only(world_model: Any) -> None:
         asked[0] = wanted(inputs, is_init_infer)
         return forward(inputs, past_keys_values, kvcache_independent, is_init_infer, *args, **kwargs)
 
-    for name in HEADS:
-        head = getattr(world_model, name)
+    changed = [world_model, *(getattr(world_model, name) for name in HEADS)]
+    for name, head in zip(HEADS, changed[1:], strict=True):
         head.forward = only_if_asked(name, head.forward)
     world_model.forward = infer
+
+    def undo() -> None:
+        for module in changed:
+            del module.forward  # the class's own is there again
+
+    return undo

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class Parts:
     recipe: Recipe
     trainer: LightZeroTrainer
     writer: SummaryWriter
+    restore: Callable[[], None]  # makes the policy upstream's again, for the caller
 
     @property
     def policy(self) -> Any:
@@ -54,7 +56,7 @@ def make_parts(
         # Upstream's policy watches its model before anyone has called init (lzero/policy/unizero.py:354).
         wandb.init(project='lzero_async', name=cfg.exp_name, config=cfg)
     policy = policy_of(cfg, model)
-    recipe.lighten(policy._target_model)
+    restore = recipe.lighten(policy._target_model)
     if model_path is not None:
         logger.info('loading %s', model_path)
         policy.learn_mode.load_state_dict(torch.load(model_path, map_location=cfg.policy.device))
@@ -63,4 +65,4 @@ def make_parts(
     buffer = mend(recipe.buffers[cfg.policy.type])(cfg.policy)
     buffer.exact_draws = config.off_policy_degree == 0  # which is to equal upstream
     trainer = LightZeroTrainer(cfg, recipe, policy, learner, buffer, writer, threads, config.min_buffer_size)
-    return Parts(cfg, recipe, trainer, writer)
+    return Parts(cfg, recipe, trainer, writer, restore)

@@ -87,7 +87,10 @@ class _Worker:
             self._recipe.after_load(self._policy)
 
     def _inference(self) -> Any:
-        """Nothing is ever differentiated here, so torch need not count versions of tensors; not on a shared policy."""
+        """
+        A search is never differentiated, so torch need not count versions of tensors; not on a shared policy, and not
+        around environments, which may do as they like.
+        """
         return torch.inference_mode(self._layout is not None)
 
     def _guard(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +102,8 @@ class _Worker:
             self._beat()
             if self._cancelled.is_set():
                 raise Cancelled
-            return forward(*args, **{name: value for name, value in kwargs.items() if name in known})
+            with self._inference():
+                return forward(*args, **{name: value for name, value in kwargs.items() if name in known})
 
         return guarded
 
@@ -128,11 +132,10 @@ class CollectWorker(_Worker):
         collector = self._collector
         collector._total_envstep_count = request.env_steps  # its log counts the run's steps, not this worker's
         self._act_at_random = request.random_actions
-        with self._inference():
-            segments, metas = collector.collect(
-                train_iter=request.train_iter,
-                policy_kwargs={'temperature': request.temperature, 'epsilon': request.epsilon}
-            )
+        segments, metas = collector.collect(
+            train_iter=request.train_iter,
+            policy_kwargs={'temperature': request.temperature, 'epsilon': request.epsilon}
+        )
         returns, collector._episode_info.returns = collector._episode_info.returns, []
         return Batch(
             number=request.number, worker=self._index, version=request.version, segments=segments, metas=metas,
@@ -190,8 +193,7 @@ class EvalWorker(_Worker):
     def run(self, request: EvalRequest) -> EvalResult:
         started, cpu = time.monotonic(), self._clock()
         best: list[str] = []  # upstream asks for a checkpoint where the return is a new best; the driver writes it
-        with self._inference():
-            stop, info = self._evaluator.eval(best.append, request.train_iter, request.env_steps)
+        stop, info = self._evaluator.eval(best.append, request.train_iter, request.env_steps)
         scalars = self._tape.cut()
         return EvalResult(
             train_iter=request.train_iter, env_steps=request.env_steps, stop=bool(stop), best=bool(best),

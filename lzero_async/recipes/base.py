@@ -51,8 +51,9 @@ class Recipe(ABC):
     def after_load(self, policy: Any) -> None:  # noqa: B027 (nothing by default)
         """Called after new weights were put into a worker's policy."""
 
-    def lighten(self, model: Any) -> None:  # noqa: B027 (nothing by default)
-        """Called once for a model that only infers, a worker's or the target: leave out what nobody reads."""
+    def lighten(self, model: Any) -> Callable[[], None]:
+        """Make a model that only infers, a worker's or the target, leave out what nobody reads; what undoes it."""
+        return lambda: None
 
     def place(self, policy_cfg: Any, device: str) -> None:
         """Make a worker's private policy config live on a device."""

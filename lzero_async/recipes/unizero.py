@@ -54,8 +54,8 @@ class UniZeroRecipe(Recipe):
             world_model.precompute_pos_emb_diff_kv()
         world_model.clear_caches()
 
-    def lighten(self, model: Any) -> None:
-        read_heads_only(model.world_model)
+    def lighten(self, model: Any) -> Callable[[], None]:
+        return read_heads_only(model.world_model)
 
     def place(self, policy_cfg: Any, device: str) -> None:
         super().place(policy_cfg, device)

@@ -11,6 +11,7 @@ priority per stored position. A segment stores its own positions; those padded o
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections import deque
@@ -25,6 +26,8 @@ from lzero.mcts.buffer.game_buffer import GameBuffer
 from lzero.mcts.buffer.game_buffer_unizero import UniZeroGameBuffer
 
 _MEGABYTE = 1024 * 1024
+# LightZero main's has more parameters and further rules about positions.
+PLAIN_DRAWS = list(inspect.signature(GameBuffer._sample_orig_data).parameters) == ['self', 'batch_size']
 
 
 class ScalarWriter(Protocol):
@@ -156,7 +159,7 @@ class MendedGameBuffer(GameBuffer):
 
     def _sample_orig_data(self, batch_size: int) -> tuple:
         """Draw positions, without repetition."""
-        if self.exact_draws or self._cfg.use_priority:
+        if self.exact_draws or self._cfg.use_priority or not PLAIN_DRAWS:
             return super()._sample_orig_data(batch_size)
         # game_buffer.py:117-129 raises as many equal numbers to a power as positions are stored, sums them, and hands
         # them to numpy as probabilities: 40 ms per update at a million. Here it is a draw per position of the batch.

@@ -34,12 +34,16 @@ class ArrayBatches(MendedGameBuffer):
     """Put before ``UniZeroGameBuffer``; see ``mend``."""
 
     def _plain(self, reanalyze_ratio: float) -> bool:
+        """Whether this is the case that is built here; LightZero main, with its value supports, is not."""
         cfg = self._cfg
-        return (
-            reanalyze_ratio == 0 and self.sample_type == 'transition' and cfg.env_type == 'not_board_games'
-            and cfg.action_type == 'fixed_action_space' and not cfg.model.continuous_action_space
-            and not cfg.transform2string and not cfg.use_root_value
-        )
+        if (
+            hasattr(self, 'value_support') or reanalyze_ratio > 0 or self.sample_type != 'transition'
+            or cfg.env_type != 'not_board_games' or cfg.action_type != 'fixed_action_space'
+            or cfg.model.continuous_action_space or cfg.transform2string or cfg.use_root_value
+        ):
+            return False
+        stored = self.game_segment_buffer[0]
+        return stored.reward_segment.ndim == stored.action_segment.ndim == 1 and stored.child_visit_segment.ndim == 2
 
     def _make_batch(self, batch_size: int, reanalyze_ratio: float) -> tuple:
         if not self._plain(reanalyze_ratio):
@@ -55,11 +59,13 @@ class ArrayBatches(MendedGameBuffer):
         mask = np.zeros((size, columns))
         observations = []
         policies = np.zeros((size, columns, self._cfg.model.action_space_size))
-        first = segments[0]
-        bootstrap = np.zeros((size, columns, stacked, *first.obs_segment.shape[1:]), first.obs_segment.dtype)
+        # Segments may differ in type: one whose rewards are all whole numbers has integers.
+        frame_type = np.result_type(*{segment.obs_segment.dtype for segment in segments})
+        reward_type = np.result_type(*{segment.reward_segment.dtype for segment in segments})
+        bootstrap = np.zeros((size, columns, stacked, *segments[0].obs_segment.shape[1:]), frame_type)
         valid = np.zeros((size, columns), bool)
         steps = np.zeros(size, np.int32)
-        rewards = np.zeros((size, columns + td_steps), first.reward_segment.dtype)
+        rewards = np.zeros((size, columns + td_steps), reward_type)
         known = np.zeros((size, columns + td_steps), bool)
 
         for row, (segment, start) in enumerate(zip(segments, starts, strict=True)):
