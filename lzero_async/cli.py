@@ -16,6 +16,7 @@ from .bench import command as bench
 from .config_file import apply, entry_of, load
 from .core import AsyncTrainingError, ConfigError, WorkerError
 from .doctor import command as doctor
+from .options import count
 
 INTERRUPTED = 130
 
@@ -44,8 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser('train', help='train with a config file')
     train.add_argument('config', type=Path, help='a file with main_config, create_config and entry')
     train.add_argument('--seed', type=int, default=0)
-    train.add_argument('--max-env-step', type=_count, help="default: the config's max_env_step")
-    train.add_argument('--max-train-iter', type=_count, help="default: the config's max_train_iter")
+    train.add_argument('--max-env-step', type=count, help="default: the config's max_env_step")
+    train.add_argument('--max-train-iter', type=count, help="default: the config's max_train_iter")
     train.add_argument('--exp-name', help='run directory, exactly ./EXP_NAME; must not exist yet')
     train.add_argument(
         '--set', action='extend', nargs='+', default=[], metavar='KEY=VALUE', dest='settings',
@@ -55,14 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_parser(commands)
     doctor.add_parser(commands)
     return parser
-
-
-def _count(text: str) -> int:
-    """A positive number of steps; 2e5 is one too."""
-    value = float(text)
-    if value < 1 or value != int(value):
-        raise argparse.ArgumentTypeError(f'{text!r} is not a positive whole number')
-    return int(value)
 
 
 def _train(arguments: argparse.Namespace) -> int:

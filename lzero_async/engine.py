@@ -21,7 +21,7 @@ from typing import Any
 from .config import AsyncConfig
 from .core import AsyncTrainingError, Cancelled, Closed, Limits, Trainer, WorkerError
 from .gate import Gate
-from .placement import Handle
+from .placement import Handle, children_ignore_interrupts
 from .roles.collector import collector_loop
 from .roles.evaluator import Evaluator
 from .run import Run
@@ -99,7 +99,7 @@ class Engine(Run):
 
     def _start(self) -> None:
         self.store.publish(self.trainer.train_iter, self.trainer.weights())
-        with _children_ignore_interrupts():
+        with children_ignore_interrupts():
             for handle in self.handles:
                 handle.start()
         for index, handle in enumerate(self._collectors):
@@ -243,16 +243,3 @@ class Engine(Run):
     def _restore(before: dict[signal.Signals, Any]) -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _children_ignore_interrupts() -> Iterator[None]:
-    """A Ctrl-C reaches the whole foreground group; what is forked or spawned in here leaves it to the driver."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core import ConfigError
+from ..options import count
 
 SPEED_STEPS, LEARN_STEPS, REPEATS = 4000, 5000, 3
 
@@ -14,24 +15,16 @@ def add_parser(commands: Any) -> None:
     """Add ``bench`` to the subcommands of ``lzero-async``."""
     bench = commands.add_parser('bench', help="compare speed and memory with upstream's serial entry")
     bench.add_argument('--config', type=Path, help='a config file; default: a pinned setting of CartPole UniZero')
-    bench.add_argument('--env-steps', type=_count, help=f'of every run; default: {SPEED_STEPS}, to learn {LEARN_STEPS}')
-    bench.add_argument('--repeats', type=_count, help=f'of every row, alternating; default: {REPEATS}')
+    bench.add_argument('--env-steps', type=count, help=f'of every run; default: {SPEED_STEPS}, to learn {LEARN_STEPS}')
+    bench.add_argument('--repeats', type=count, help=f'of every row, alternating; default: {REPEATS}')
     bench.add_argument('--rows', type=_names, metavar='ROW,ROW', help='of serial, serial_best_threads, thread, process')
     bench.add_argument('--disturb', action='store_true', help='another process keeps one core busy during every run')
     bench.add_argument('--json', type=Path, metavar='OUT', help='write everything that was measured to this file')
     bench.add_argument('--learn', action='store_true', help='compare returns instead of speed, on the drop-in config')
-    bench.add_argument('--seeds', type=_count, help=f'runs of either kind with --learn; default: {REPEATS}')
+    bench.add_argument('--seeds', type=count, help=f'runs of either kind with --learn; default: {REPEATS}')
     bench.add_argument('--scale', action='store_true', help='cost against buffer size, model size, collectors')
     bench.add_argument('--plot', type=Path, metavar='OUT', help='draw what --learn or --scale found (.svg, .png)')
     bench.set_defaults(command=_bench)
-
-
-def _count(text: str) -> int:
-    """A positive number; 4e3 is one too."""
-    value = float(text)
-    if not 1 <= value < float('inf') or value != int(value):
-        raise argparse.ArgumentTypeError(f'{text!r} is not a positive whole number')
-    return int(value)
 
 
 def _names(text: str) -> tuple[str, ...]:

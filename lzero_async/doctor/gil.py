@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import signal
 import statistics
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from ..core import WorkerError
+from ..placement import children_ignore_interrupts
 
 SIMULATIONS = 6000  # about a second
 ROUNDS = 3
@@ -87,18 +87,6 @@ def _one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 class _TwoProcesses:
     """Both start at once and meet before every job. They end with the block, however that ends."""
 
@@ -112,7 +100,7 @@ class _TwoProcesses:
         ]
 
     def __enter__(self) -> _TwoProcesses:
-        with _interrupts_ignored():  # by the children, for good; Ctrl-C is for their parent, which ends them
+        with children_ignore_interrupts():  # by the children, for good; Ctrl-C is for their parent, which ends them
             for process in self._processes:
                 process.start()
         for end in self._theirs:

@@ -4,11 +4,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..core import ConfigError, Placement, WorkerSpec
-from .base import Handle
+from .base import Handle, children_ignore_interrupts
 from .process import ProcessHandle
 from .thread import ThreadHandle
 
-__all__ = ['Handle', 'ProcessHandle', 'ThreadHandle', 'make_handle']
+__all__ = ['Handle', 'ProcessHandle', 'ThreadHandle', 'children_ignore_interrupts', 'make_handle']
 
 
 def make_handle(placement: Placement, spec: WorkerSpec, prefix: str, log_directory: Path, timeout_s: float) -> Handle:

@@ -1,8 +1,11 @@
 """What every placement offers to a role's thread."""
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from ..core import WorkerSpec
@@ -53,3 +56,16 @@ def make_worker(spec: WorkerSpec, beat: Beat, own_process: bool) -> Any:
     """
     module, function = spec.factory.split(':')
     return getattr(importlib.import_module(module), function)(beat=beat, own_process=own_process, **spec.arguments)
+
+
+@contextlib.contextmanager
+def children_ignore_interrupts() -> Iterator[None]:
+    """A Ctrl-C reaches the whole foreground group; what is forked or spawned in here leaves it to the driver."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
