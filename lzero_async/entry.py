@@ -15,7 +15,15 @@ from easydict import EasyDict
 from .config import AsyncConfig
 from .core import MAIN_GUARD, ConfigError, Limits, WorkerSpec
 from .engine import Engine
-from .lightzero.build import compiled, environments, packed, preserved_random_state, worker_config, worker_seed
+from .lightzero.build import (
+    compiled,
+    environments,
+    packed,
+    preserved_random_state,
+    preserved_root_logger,
+    worker_config,
+    worker_seed,
+)
 from .lightzero.parts import Parts, make_parts
 from .lightzero.workers import CollectWorker, EvalWorker
 from .placement import Handle, make_handle
@@ -185,21 +193,19 @@ def _carry_out(run: Run, parts: Parts) -> Any:
 @contextlib.contextmanager
 def _caller_undisturbed(debug: bool) -> Iterator[None]:
     """The caller's random states, root logger and working directory are afterwards what they were before."""
-    root, ours = logging.getLogger(), logging.getLogger(__package__)
-    root_before, level, directory = (root.level, list(root.handlers)), ours.level, os.getcwd()
+    ours, directory = logging.getLogger(__package__), os.getcwd()
+    level = ours.level
     if debug:
         ours.setLevel(logging.DEBUG)
     elif level == logging.NOTSET:
         ours.setLevel(logging.INFO)
     try:
-        with preserved_random_state():
+        with preserved_random_state(), preserved_root_logger():
             yield
     finally:
         os.chdir(directory)
         ours.setLevel(level)
-        # Upstream's loggers initialise the root logger (ding/utils/log_helper.py:84) and keep their files open.
-        root.setLevel(root_before[0])
-        root.handlers[:] = root_before[1]
+        # Upstream's loggers keep their files open.
         for name in [name for name in logging.root.manager.loggerDict if name.endswith('_logger')]:
             for handler in list(logging.getLogger(name).handlers):
                 logging.getLogger(name).removeHandler(handler)

@@ -4,7 +4,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import logging
 import statistics
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from lzero.policy.unizero import UniZeroPolicy
 
 from ..core import Boundary, ConfigError
 from ..gate import Gate
+from ..lightzero.build import preserved_root_logger
 from ..replay import mend
 from ..telemetry.report import write_report
 from ..transport.memory import Block, new_prefix
@@ -52,8 +52,6 @@ def run(json_path: Path | None = None, plot_path: Path | None = None) -> None:
         'buffer': buffer_rows, 'model': model_rows, 'gate': gate_rows, 'collectors': collector_rows
     }
     document: dict[str, Any] = {'machine': machine()}
-    # Upstream makes the root logger show everything, also what the gate says of every batch.
-    logging.getLogger(__package__.partition('.')[0]).setLevel(logging.WARNING)
     for name, measured in parts.items():
         with contextlib.redirect_stdout(io.StringIO()):  # upstream prints
             document[name] = measured()
@@ -168,6 +166,7 @@ def fill(buffer: Any, stock: Sequence[GameSegment], count: int) -> None:
 # ---------------------------------------------------------------------- the model
 
 
+@preserved_root_logger()
 def model_rows() -> list[dict[str, float]]:
     """Milliseconds to publish a snapshot and to load it into a worker's model."""
     rows = []

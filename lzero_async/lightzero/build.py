@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -80,6 +81,18 @@ def model_tensors(policy: Any) -> Mapping[str, torch.Tensor]:
 def worker_seed(seed: int, index: int) -> int:
     """Distinct for every worker of a run, the same in every run with that seed."""
     return int(np.random.SeedSequence([seed, index]).generate_state(1)[0] >> 1)
+
+
+@contextmanager
+def preserved_root_logger() -> Iterator[None]:
+    """Leave the root logger as it was: upstream's loggers set it up anew (ding/utils/log_helper.py:84)."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers
 
 
 @contextmanager
