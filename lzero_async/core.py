@@ -25,6 +25,7 @@ Placement = Literal['thread', 'process', 'ray']
 Role = Literal['collector', 'learner', 'evaluator']
 Payload = TypeVar('Payload')
 Weights = Mapping[str, Any]  # parameter name -> tensor, names free of torch.compile's prefix
+MODEL = 'model'  # the axis of versions that every run has; others may stand beside it
 
 
 class AsyncTrainingError(Exception):
@@ -81,6 +82,14 @@ class Taken(Generic[Payload]):
     age: int  # batches paid off since its admission
     lag: int  # updates done since the version that it saw
     lag_bound: int  # the most that lag could have been
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One version of one model, for a worker to put in force before a job."""
+    axis: str  # which model
+    version: int
+    weights: Any  # the block that holds it
 
 
 @dataclass(frozen=True)
@@ -198,7 +207,7 @@ class Trainer(Protocol):
 class CollectWorker(Protocol):
     """One collector with its environments and its whole policy. Lives wherever its placement says."""
 
-    def load(self, version: int, weights: memoryview) -> None:
+    def load(self, axis: str, version: int, weights: memoryview) -> None:
         """Put a snapshot in force; ``weights`` is read before this returns and not kept."""
 
     def run(self, request: CollectRequest) -> Batch:
@@ -214,7 +223,7 @@ class CollectWorker(Protocol):
 class EvalWorker(Protocol):
     """One evaluator with its environments and its whole policy."""
 
-    def load(self, version: int, weights: memoryview) -> None:
+    def load(self, axis: str, version: int, weights: memoryview) -> None:
         """Put a snapshot in force; ``weights`` is read before this returns and not kept."""
 
     def run(self, request: EvalRequest) -> EvalResult:

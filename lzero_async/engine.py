@@ -19,10 +19,10 @@ from multiprocessing import connection
 from typing import Any
 
 from .config import AsyncConfig
-from .core import AsyncTrainingError, Cancelled, Closed, Limits, Trainer, WorkerError
+from .core import MODEL, AsyncTrainingError, Cancelled, Closed, Limits, Trainer, WorkerError
 from .gate import Gate
 from .placement import Handle, children_ignore_interrupts
-from .roles.collector import collector_loop
+from .roles.collector import Axis, collector_loop
 from .roles.evaluator import Evaluator
 from .run import Run
 from .telemetry.recorder import Recorder
@@ -62,6 +62,7 @@ class Engine(Run):
         self.store = WeightStore(Layout.of(trainer.weights()), self.gate.versions_in_use, prefix)
         evaluations = Evaluator(evaluator, self.store, self.on_evaluation, self._on_eval_error) if evaluator else None
         self._loop = self.make_learner(self.gate.take, self.store, evaluations, limits)
+        self._axes = [Axis(MODEL, self.gate, self.store, share=lambda batch: batch)]
         # What the caller's thread waits for. Reentrant, so that a signal handler may put; nobody else takes.
         self._news: queue.SimpleQueue[tuple[str, BaseException | int | None]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -103,7 +104,7 @@ class Engine(Run):
             for handle in self.handles:
                 handle.start()
         for index, handle in enumerate(self._collectors):
-            self._spawn(handle.name, collector_loop, index, handle, self.gate, self.store, self.request_for)
+            self._spawn(handle.name, collector_loop, index, handle, self._axes, self.request_for)
         self._spawn('learner', self._loop.run)
         self._spawn('watch', self._watch)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 import logging
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .config import AsyncConfig, available_cores
 from .coordinator import AsyncTrainingCoordinator
-from .core import Batch, Boundary, CollectRequest, EvalResult, Limits, Taken, Ticket, Trainer
+from .core import MODEL, Batch, Boundary, CollectRequest, EvalResult, Limits, Taken, Ticket, Trainer
 from .roles.evaluator import Evaluator
 from .roles.learner import LearnerLoop, Snapshots
 from .telemetry.recorder import Recorder
@@ -57,8 +57,9 @@ class Run(ABC):
         )
         return self.learner
 
-    def request_for(self, ticket: Ticket) -> CollectRequest:
-        """What a collect is asked to do: fixed by the boundary that it saw."""
+    def request_for(self, tickets: Mapping[str, Ticket]) -> CollectRequest:
+        """What a collect is asked to do: fixed by the boundaries that it saw."""
+        ticket = tickets[MODEL]
         boundary = ticket.boundary
         temperature, epsilon = self.trainer.collect_settings(boundary)
         return CollectRequest(

@@ -9,13 +9,13 @@ reanalyses, and an ``eval_offline`` that finds its checkpoints and leaves the le
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .config import AsyncConfig
-from .core import Batch, CollectWorker, EvalResult, EvalWorker, Limits, Taken, Trainer
+from .core import MODEL, Batch, CollectWorker, EvalResult, EvalWorker, Limits, Snapshot, Taken, Trainer
 from .roles.evaluator import Evaluator
 from .run import Run
 from .telemetry.recorder import Recorder
@@ -48,8 +48,9 @@ class _NoStore:
         for name, tensor in self._trainer.weights().items():
             tensor.copy_(weights[name])
 
-    def hold(self, version: int) -> None:
+    def hold(self, version: int | None = None) -> int:
         """Nothing moves while an evaluation runs."""
+        return self._trainer.train_iter if version is None else version
 
     def release(self, version: int) -> None:
         """Nothing was held."""
@@ -69,7 +70,7 @@ class _InPlace:
     def wait_ready(self) -> None:
         """It is."""
 
-    def run(self, version: int, weights: None, request: Any) -> EvalResult:
+    def run(self, snapshots: Sequence[Snapshot], request: Any) -> EvalResult:
         return self._worker.run(request)
 
 
@@ -102,7 +103,7 @@ class SerialRun(Run):
     def _collect(self) -> Taken[Batch]:
         ticket = self.gate.admit()
         try:
-            batch = self._collector.run(self.request_for(ticket))
+            batch = self._collector.run(self.request_for({MODEL: ticket}))
         except BaseException as error:
             self.gate.fail(ticket.number, repr(error))
             raise

@@ -109,7 +109,7 @@ class FakeWorker:
         if how == 'init':
             raise OSError('no environment today')
 
-    def load(self, version: int, weights: memoryview) -> None:
+    def load(self, axis: str, version: int, weights: memoryview) -> None:
         assert _seen(weights) == version, f'snapshot {version} holds {_seen(weights)}'
         self.version = version
 

@@ -30,7 +30,7 @@ from ..lightzero.parts import make_parts
 from ..lightzero.workers import CollectWorker, EvalWorker
 from ..placement import ProcessHandle
 from ..recipes import Recipe, recipe_named
-from ..transport.memory import Block, new_prefix
+from ..transport.memory import new_prefix
 from ..transport.weights import Layout
 
 SILENCE_S = 600.0  # without an update or a step of the environments
@@ -97,11 +97,10 @@ def run_trial(
             model_path=model_path and os.path.abspath(model_path), seconds=seconds, threads=thread_counts(cores)
         ))
         handle = ProcessHandle(spec, prefix, Path(directory), SILENCE_S)
-        nothing = Block(1, f'{prefix}w')  # a job comes with weights; this one needs none
         try:
             handle.start()
             handle.wait_ready()
-            trial = handle.run(0, nothing, None)
+            trial = handle.run([], None)
             handle.dismiss()
             return trial
         except BaseException:
@@ -109,7 +108,6 @@ def run_trial(
             raise
         finally:
             handle.close(CLOSING_S)
-            nothing.close()
 
 
 # ---------------------------------------------------------------------- in the child
@@ -162,7 +160,7 @@ class TrialWorker:
         self._refresh(policy)
         return dict(policy=policy, recipe=self._recipe, layout=Layout.of(self._trainer.weights()))
 
-    def load(self, version: int, weights: memoryview) -> None:
+    def load(self, axis: str, version: int, weights: memoryview) -> None:
         """There are none."""
 
     def cancel(self) -> None:

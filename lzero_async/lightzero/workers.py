@@ -80,7 +80,7 @@ class _Worker:
         if layout is not None:
             recipe.lighten(policy._collect_model)
 
-    def load(self, version: int, weights: memoryview) -> None:
+    def load(self, axis: str, version: int, weights: memoryview) -> None:
         assert self._layout is not None
         with self._inference():
             read(self._layout, weights, self._targets)

@@ -5,11 +5,10 @@ import contextlib
 import importlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from ..core import WorkerSpec
-from ..transport.memory import Block
+from ..core import Snapshot, WorkerSpec
 
 Beat = Callable[[], None]
 
@@ -33,8 +32,8 @@ class Handle(Protocol):
     def wait_ready(self) -> None:
         """Block until the worker is made; raises where that failed."""
 
-    def run(self, version: int, weights: Block, request: Any) -> Any:
-        """Put a snapshot in force unless it is already, then do a job; blocks for as long as that takes."""
+    def run(self, snapshots: Sequence[Snapshot], request: Any) -> Any:
+        """Put snapshots in force unless they are already, then do a job; blocks for as long as that takes."""
 
     def cancel(self) -> None:
         """Make the running job, and every later one, raise ``Cancelled`` soon."""

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, shared_memory
 from pathlib import Path
@@ -24,9 +24,8 @@ from typing import Any
 
 import torch
 
-from ..core import MAIN_GUARD, Cancelled, WorkerError, WorkerSpec
+from ..core import MAIN_GUARD, Cancelled, Snapshot, WorkerError, WorkerSpec
 from ..transport import memory, segments
-from ..transport.memory import Block
 from .base import make_worker
 
 START_S = 300.0  # to start at least: imports, models and environments give no sign of life
@@ -36,8 +35,7 @@ LOG_TAIL = 2000  # characters of a dead worker's output that go into the error
 
 @dataclass(frozen=True)
 class _Job:
-    version: int
-    weights: str  # name of the shared block
+    snapshots: tuple[Snapshot, ...]  # with the names of shared blocks for weights
     request: Any
     reply_block: str  # name for a shared block, in case the reply needs one
 
@@ -95,9 +93,9 @@ class ProcessHandle:
             raise self._error(message)
         self._ready = True
 
-    def run(self, version: int, weights: Block, request: Any) -> Any:
-        assert weights.name is not None
-        job = _Job(version, weights.name, request, self._reply_block)
+    def run(self, snapshots: Sequence[Snapshot], request: Any) -> Any:
+        named = tuple(Snapshot(each.axis, each.version, each.weights.name) for each in snapshots)
+        job = _Job(named, request, self._reply_block)
         with self._attended():
             try:
                 segments.send(self._jobs, job, self._reply_block)
@@ -230,15 +228,17 @@ def _main(spec: WorkerSpec, jobs: connection.Connection, control: connection.Con
 
 
 def _serve(worker: Any, jobs: connection.Connection) -> None:
-    version: int | None = None
+    versions: dict[str, int] = {}  # in force, by axis
     blocks: dict[str, shared_memory.SharedMemory] = {}
     while isinstance(job := segments.receive(jobs), _Job):
         try:
-            if job.version != version:
-                if job.weights not in blocks:
-                    blocks[job.weights] = shared_memory.SharedMemory(job.weights)
-                worker.load(job.version, memory.contents(blocks[job.weights]))
-                version = job.version
+            for snapshot in job.snapshots:
+                if snapshot.version != versions.get(snapshot.axis):
+                    name = snapshot.weights
+                    if name not in blocks:
+                        blocks[name] = shared_memory.SharedMemory(name)
+                    worker.load(snapshot.axis, snapshot.version, memory.contents(blocks[name]))
+                    versions[snapshot.axis] = snapshot.version
             reply = _Reply(worker.run(job.request))
         except Cancelled:
             reply = _Reply(cancelled=True)

@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ..core import Cancelled, WorkerError, WorkerSpec
-from ..transport.memory import Block
+from ..core import Cancelled, Snapshot, WorkerError, WorkerSpec
 from .base import make_worker
 
 
@@ -19,7 +19,7 @@ class ThreadHandle:
         self.busy = False
         self._spec = spec
         self._worker: Any = None
-        self._version: int | None = None
+        self._versions: dict[str, int] = {}  # in force, by axis
 
     @property
     def sentinel(self) -> int | None:
@@ -38,12 +38,13 @@ class ThreadHandle:
     def wait_ready(self) -> None:
         """It is."""
 
-    def run(self, version: int, weights: Block, request: Any) -> Any:
+    def run(self, snapshots: Sequence[Snapshot], request: Any) -> Any:
         torch.set_num_threads(self._spec.threads)  # of the calling thread, that is the role's
         try:
-            if version != self._version:
-                self._worker.load(version, weights.view)
-                self._version = version
+            for snapshot in snapshots:
+                if snapshot.version != self._versions.get(snapshot.axis):
+                    self._worker.load(snapshot.axis, snapshot.version, snapshot.weights.view)
+                    self._versions[snapshot.axis] = snapshot.version
             return self._worker.run(request)
         except Cancelled:
             raise

@@ -1,28 +1,43 @@
-"""The collector's loop: be admitted, collect with the snapshot that was seen at admission, deliver."""
+"""The collector's loop: be admitted, collect with the snapshots that were seen at admission, deliver."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from ..core import AsyncTrainingError, Batch, Cancelled, CollectRequest, Ticket
+from ..core import AsyncTrainingError, Batch, Cancelled, Closed, CollectRequest, Snapshot, Ticket
 from ..gate import Gate
 from ..placement import Handle
 from ..transport.weights import WeightStore
 
 
+@dataclass(frozen=True)
+class Axis:
+    """A model that learns from batches: the gate that bounds its staleness, and the store that keeps its snapshots."""
+    name: str
+    gate: Gate[Any]
+    store: WeightStore
+    share: Callable[[Batch], Any]  # what its learner is given of a batch
+
+
 def collector_loop(
         worker: int,
         handle: Handle,
-        gate: Gate[Batch],
-        store: WeightStore,
-        request_for: Callable[[Ticket], CollectRequest],
+        axes: Sequence[Axis],
+        request_for: Callable[[Mapping[str, Ticket]], CollectRequest],
 ) -> None:
-    """Runs until the gate closes or the worker fails; a batch that fails is accounted for before the error goes on."""
+    """
+    Runs until a gate closes or the worker fails; a batch that fails is accounted for before the error goes on.
+    Everyone asks the gates in the same order, so nobody holds what another waits for.
+    """
     handle.wait_ready()
     while True:
-        ticket = gate.admit(worker)
+        tickets: dict[str, Ticket] = {}
         try:
-            request = request_for(ticket)
-            batch: Batch = handle.run(request.version, store.block(request.version), request)
+            for axis in axes:
+                tickets[axis.name] = axis.gate.admit(worker)
+            request = request_for(tickets)
+            batch: Batch = handle.run([_snapshot(axis, tickets[axis.name]) for axis in axes], request)
             if (batch.number, batch.version) != (request.number, request.version):
                 raise AsyncTrainingError(
                     f'{handle.name} answered with batch {batch.number} of version {batch.version}, '
@@ -30,7 +45,17 @@ def collector_loop(
                 )
         except Cancelled:
             return
+        except Closed:
+            raise  # what was admitted is found by the gates' close
         except BaseException as error:
-            gate.fail(ticket.number, str(error).partition('\n')[0])
+            for axis in axes:
+                if axis.name in tickets:
+                    axis.gate.fail(tickets[axis.name].number, str(error).partition('\n')[0])
             raise
-        gate.deliver(ticket.number, batch)
+        for axis in axes:
+            axis.gate.deliver(tickets[axis.name].number, axis.share(batch))
+
+
+def _snapshot(axis: Axis, ticket: Ticket) -> Snapshot:
+    version = ticket.boundary.version
+    return Snapshot(axis.name, version, axis.store.block(version))

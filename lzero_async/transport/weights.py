@@ -131,10 +131,12 @@ class WeightStore:
         """The buffer of a version that is in use or held."""
         return self._find(version).block
 
-    def hold(self, version: int) -> None:
-        """Keep a version beyond its use by collects, until it is released."""
+    def hold(self, version: int | None = None) -> int:
+        """Keep a version, or with None the newest, beyond its use by collects, until it is released; which one."""
         with self._lock:
-            self._find(version).held += 1
+            slot = self._find(max(slot.version for slot in self._slots) if version is None else version)
+            slot.held += 1
+            return slot.version
 
     def release(self, version: int) -> None:
         with self._lock:
