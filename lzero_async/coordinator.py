@@ -95,14 +95,8 @@ class AsyncTrainingCoordinator(Gate[Payload]):
     def _timed_eval(self, fn: Callable[[], T]) -> Callable[[], T]:
 
         def timed() -> T:
-            started = self._clock()
-            with self._lock:
-                self._timing.enter('eval', started)
-            try:
+            with self.busy('eval'):
                 return fn()
-            finally:
-                with self._lock:
-                    self._timing.leave('eval', self._clock(), started)
 
         return timed
 

@@ -25,7 +25,8 @@ Placement = Literal['thread', 'process', 'ray']
 Role = Literal['collector', 'learner', 'evaluator']
 Payload = TypeVar('Payload')
 Weights = Mapping[str, Any]  # parameter name -> tensor, names free of torch.compile's prefix
-MODEL = 'model'  # the axis of versions that every run has; others may stand beside it
+MODEL = 'model'  # the axis of versions that every run has
+PRIOR = 'prior'  # and the one of a language model beside it
 
 
 class AsyncTrainingError(Exception):
@@ -102,6 +103,7 @@ class CollectRequest:
     temperature: float  # of the visit counts
     epsilon: float  # of epsilon-greedy exploration
     random_actions: bool = False  # warm-up: search as usual, act at random
+    prior_version: int = 0  # of the language model, where there is one
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class Batch:
     ended_at: float = 0.0  # when the collect ended, in Unix seconds
     cpu_s: float = 0.0  # CPU time of the collect, 0 where it cannot be told apart
     scalars: Sequence[tuple[str, float, int]] = ()  # (tag, value, step) for TensorBoard
+    records: Sequence[Any] = ()  # what a language model learns from, where there is one
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,13 @@ from multiprocessing import connection
 from typing import Any
 
 from .config import AsyncConfig
-from .core import MODEL, AsyncTrainingError, Cancelled, Closed, Limits, Trainer, WorkerError
+from .core import MODEL, PRIOR, AsyncTrainingError, Cancelled, Closed, Limits, Trainer, WorkerError
 from .gate import Gate
 from .placement import Handle, children_ignore_interrupts
+from .resources import Turns
 from .roles.collector import Axis, collector_loop
 from .roles.evaluator import Evaluator
+from .roles.prior import PriorRole
 from .run import Run
 from .telemetry.recorder import Recorder
 from .transport.weights import Layout, WeightStore
@@ -44,6 +46,9 @@ class Engine(Run):
         - recorder (:obj:`Recorder`): where events go.
         - limits (:obj:`Limits`): when the run ends by itself.
         - prefix (:obj:`Optional[str]`): of shared memory's names; None where no worker is in another process.
+        - prior_trainer (:obj:`Optional[Handle]`): trains a language model that collectors ask, not yet started.
+        - make_prior (:obj:`Optional[Callable]`): makes its role from that handle and this run's gate.
+        - turns (:obj:`Optional[Turns]`): devices that roles share.
     """
 
     def __init__(
@@ -55,14 +60,28 @@ class Engine(Run):
             recorder: Recorder,
             limits: Limits,
             prefix: str | None = None,
+            prior_trainer: Handle | None = None,
+            make_prior: Callable[[Handle, Gate[Any]], PriorRole] | None = None,
+            turns: Turns | None = None,
     ) -> None:
-        super().__init__(config, trainer, recorder, len(collectors))
+        super().__init__(config, trainer, recorder, len(collectors), turns)
         self._collectors = collectors
         self._eval_handle = evaluator
         self.store = WeightStore(Layout.of(trainer.weights()), self.gate.versions_in_use, prefix)
-        evaluations = Evaluator(evaluator, self.store, self.on_evaluation, self._on_eval_error) if evaluator else None
+        self._prior_handle = prior_trainer
+        self.prior = make_prior(prior_trainer, self.gate) if make_prior and prior_trainer else None
+        evaluations = Evaluator(
+            evaluator, self.store, self.on_evaluation, self._on_eval_error,
+            beside={PRIOR: self.prior.store} if self.prior else None
+        ) if evaluator else None
         self._loop = self.make_learner(self.gate.take, self.store, evaluations, limits)
-        self._axes = [Axis(MODEL, self.gate, self.store, share=lambda batch: batch)]
+        opened = threading.Event()
+        opened.set()
+        # The language model's gate first: who waits at the world model's is not busy, and its gate counts that right.
+        self._axes = [
+            *([self.prior.axis] if self.prior else []),
+            Axis(MODEL, self.gate, self.store, share=lambda batch: batch, opened=opened)
+        ]
         # What the caller's thread waits for. Reentrant, so that a signal handler may put; nobody else takes.
         self._news: queue.SimpleQueue[tuple[str, BaseException | int | None]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -70,7 +89,8 @@ class Engine(Run):
 
     @property
     def handles(self) -> list[Handle]:
-        return [*self._collectors, *([self._eval_handle] if self._eval_handle else [])]
+        rest = (self._eval_handle, self._prior_handle)
+        return [*self._collectors, *(handle for handle in rest if handle is not None)]
 
     def run(self) -> None:
         """
@@ -105,7 +125,9 @@ class Engine(Run):
                 handle.start()
         for index, handle in enumerate(self._collectors):
             self._spawn(handle.name, collector_loop, index, handle, self._axes, self.request_for)
-        self._spawn('learner', self._loop.run)
+        self._spawn('learner', self._learn)
+        if self.prior is not None:
+            self._spawn('prior', self.prior.run)
         self._spawn('watch', self._watch)
 
     def _spawn(self, name: str, loop: Callable[..., None], *args: Any) -> None:
@@ -122,6 +144,13 @@ class Engine(Run):
         thread = threading.Thread(target=body, name=f'lzero-async-{name}', daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _learn(self) -> None:
+        if self.prior is not None:
+            self.prior.opened.wait()  # evaluations need its first snapshot too
+            if self._loop.stopping.is_set():
+                raise Closed
+        self._loop.run()
 
     def _watch(self) -> None:
         """Notice the death of a worker that nobody is waiting for, such as an evaluator between two evaluations."""
@@ -141,7 +170,8 @@ class Engine(Run):
     # ------------------------------------------------------------------ while it runs
 
     def _supervise(self) -> BaseException | None:
-        """Wait until the learner has ended, someone has failed, or a signal has come; what failed."""
+        """Wait until the learners have ended, someone has failed, or a signal has come; what failed."""
+        last = 'learner'
         while True:
             name, news = self._news.get()
             if name == 'signal':
@@ -150,13 +180,21 @@ class Engine(Run):
                 return None
             if isinstance(news, BaseException):
                 return news
-            if name == 'learner':
+            if name == 'learner' and self.prior is not None:
+                self.gate.stop()
+                for handle in self._collectors:
+                    handle.cancel()
+                self.prior.stop(hurried=False)  # it takes its time, in which signals are heeded
+                last = 'prior'
+            elif name == last:
                 return None
 
     def _stop(self, hurried: bool) -> BaseException | None:
         """Bring every role to its end; an error that only came up on the way."""
         self._loop.stopping.set()
         self.gate.stop()
+        if self.prior is not None:
+            self.prior.stop(hurried)
         self._unwatch.close()
         for handle in self.handles if hurried else self._collectors:
             handle.cancel()
@@ -167,7 +205,7 @@ class Engine(Run):
         patience = time.monotonic() + self.config.shutdown_timeout_s
         for handle in self.handles:
             handle.close(max(0.0, patience - time.monotonic()))
-        self.store.close()
+        self._close_stores()
         self._unwatched.close()
         if stuck:
             return late or AsyncTrainingError(f"{', '.join(stuck)} did not end within shutdown_timeout_s")
@@ -209,8 +247,14 @@ class Engine(Run):
             handle.kill()
         for handle in self.handles:
             handle.close(0.0)
-        self.store.close()
+        self._close_stores()
         Gate.close(self.gate)  # the books alone; the coordinator's own close would wait for an evaluation
+
+    def _close_stores(self) -> None:
+        for axis in self._axes:
+            axis.store.close()
+            if axis.gate is not self.gate:
+                axis.gate.close()
 
     # ------------------------------------------------------------------ signals
 

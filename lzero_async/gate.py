@@ -8,12 +8,13 @@ and ``close`` wakes everyone. The methods named ``try_*`` never block.
 """
 from __future__ import annotations
 
+import contextlib
 import heapq
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any, Generic
 
@@ -385,6 +386,18 @@ class Gate(Generic[Payload]):
         return Window(*(b - a for a, b in zip(vars(before).values(), vars(self._mark).values(), strict=True)))
 
     # ------------------------------------------------------------------ statistics and the end
+
+    @contextlib.contextmanager
+    def busy(self, role: str) -> Iterator[None]:
+        """A role that this gate does not schedule is at work: it counts for the overlap."""
+        started = self._clock()
+        with self._lock:
+            self._timing.enter(role, started)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._timing.leave(role, self._clock(), started)
 
     def get_statistics(self) -> dict[str, Any]:
         """

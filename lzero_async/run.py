@@ -9,9 +9,11 @@ from typing import Any
 
 from .config import AsyncConfig, available_cores
 from .coordinator import AsyncTrainingCoordinator
-from .core import MODEL, Batch, Boundary, CollectRequest, EvalResult, Limits, Taken, Ticket, Trainer
+from .core import MODEL, PRIOR, Batch, Boundary, CollectRequest, EvalResult, Limits, Taken, Ticket, Trainer
+from .resources import Turns
 from .roles.evaluator import Evaluator
 from .roles.learner import LearnerLoop, Snapshots
+from .roles.prior import PriorRole
 from .telemetry.recorder import Recorder
 
 logger = logging.getLogger(__name__)
@@ -26,13 +28,19 @@ class Run(ABC):
         - trainer (:obj:`Trainer`): owner of learner and replay buffer.
         - recorder (:obj:`Recorder`): where events go.
         - num_collectors (:obj:`int`): collectors that there are.
+        - turns (:obj:`Optional[Turns]`): devices that roles share.
     """
 
-    def __init__(self, config: AsyncConfig, trainer: Trainer, recorder: Recorder, num_collectors: int) -> None:
+    def __init__(
+            self, config: AsyncConfig, trainer: Trainer, recorder: Recorder, num_collectors: int,
+            turns: Turns | None = None
+    ) -> None:
         self.config = config
         self.trainer = trainer
         self.recorder = recorder
         self.num_collectors = num_collectors
+        self.turns = turns or Turns()
+        self.prior: PriorRole | None = None  # the language model's trainer, where there is one
         self.wall_s = 0.0
         self.interrupted_by: int | None = None  # the signal that ended the run
         self.learner: LearnerLoop | None = None
@@ -53,7 +61,8 @@ class Run(ABC):
         """The learner's loop on this run's parts."""
         self.learner = LearnerLoop(
             self.trainer, self.gate, next_batch, store, evaluator, self.recorder, limits,
-            self.config.weight_sync_interval, self.config.enable_async_eval, self.config.eval_at_start
+            self.config.weight_sync_interval, self.config.enable_async_eval, self.config.eval_at_start, self.turns,
+            self.after_batch
         )
         return self.learner
 
@@ -64,7 +73,7 @@ class Run(ABC):
         temperature, epsilon = self.trainer.collect_settings(boundary)
         return CollectRequest(
             ticket.number, boundary.version, boundary.train_iter, boundary.env_steps, temperature, epsilon,
-            random_actions=boundary.warmup
+            random_actions=boundary.warmup, prior_version=tickets[PRIOR].boundary.version if PRIOR in tickets else 0
         )
 
     def on_evaluation(self, result: EvalResult, state: Any) -> None:
@@ -76,6 +85,9 @@ class Run(ABC):
             'evaluation at update %d, env step %d: mean return %.4g%s', result.train_iter, result.env_steps,
             result.mean_return, ' (best)' if result.best else ''
         )
+
+    def after_batch(self) -> None:  # noqa: B027 (nothing by default)
+        """Called in the learner's thread once a batch is paid off, before an evaluation."""
 
     @abstractmethod
     def run(self) -> None:
@@ -102,4 +114,5 @@ class Run(ABC):
             ),
             'cpu_s_per_batch': self.recorder.costs.per_batch(),
             **self.gate.get_statistics(),
+            **(self.prior.report() if self.prior else {}),
         }

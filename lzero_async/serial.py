@@ -9,14 +9,16 @@ reanalyses, and an ``eval_offline`` that finds its checkpoints and leaves the le
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .config import AsyncConfig
-from .core import MODEL, Batch, CollectWorker, EvalResult, EvalWorker, Limits, Snapshot, Taken, Trainer
-from .roles.evaluator import Evaluator
+from .core import MODEL, PRIOR, Batch, CollectWorker, EvalWorker, Limits, Snapshot, Taken, Trainer
+from .gate import Gate
+from .roles.evaluator import Evaluator, Runner
+from .roles.prior import PriorRole
 from .run import Run
 from .telemetry.recorder import Recorder
 
@@ -62,15 +64,13 @@ class _NoStore:
 class _InPlace:
     """A handle on a worker that shares the learner's policy and thread."""
 
-    name = 'evaluator'
-
-    def __init__(self, worker: EvalWorker) -> None:
+    def __init__(self, worker: Any) -> None:
         self._worker = worker
 
     def wait_ready(self) -> None:
         """It is."""
 
-    def run(self, snapshots: Sequence[Snapshot], request: Any) -> EvalResult:
+    def run(self, snapshots: Sequence[Snapshot], request: Any) -> Any:
         return self._worker.run(request)
 
 
@@ -85,11 +85,14 @@ class SerialRun(Run):
         - evaluator (:obj:`Optional[EvalWorker]`): likewise.
         - recorder (:obj:`Recorder`): where events go.
         - limits (:obj:`Limits`): when the run ends by itself.
+        - prior_trainer (:obj:`Optional[Any]`): trains the language model that the collector asks, the very same one.
+        - make_prior (:obj:`Optional[Callable]`): makes its role from a handle on it and this run's gate.
     """
 
     def __init__(
             self, config: AsyncConfig, trainer: Trainer, collector: CollectWorker, evaluator: EvalWorker | None,
-            recorder: Recorder, limits: Limits
+            recorder: Recorder, limits: Limits, prior_trainer: Any = None,
+            make_prior: Callable[[Runner, Gate[Any]], PriorRole] | None = None
     ) -> None:
         super().__init__(config, trainer, recorder, num_collectors=1)
         self._collector = collector
@@ -98,28 +101,45 @@ class SerialRun(Run):
         evaluations = None
         if evaluator is not None:
             evaluations = Evaluator(_InPlace(evaluator), self._store, self.on_evaluation)
+        if make_prior is not None:
+            self.prior = make_prior(_InPlace(prior_trainer), self.gate)
         self._loop = self.make_learner(self._collect, self._store, evaluations, limits)
 
     def _collect(self) -> Taken[Batch]:
-        ticket = self.gate.admit()
+        gates: dict[str, Gate[Any]] = {MODEL: self.gate, **({PRIOR: self.prior.gate} if self.prior else {})}
+        tickets = {axis: gate.admit() for axis, gate in gates.items()}
         try:
-            batch = self._collector.run(self.request_for({MODEL: ticket}))
+            batch = self._collector.run(self.request_for(tickets))
         except BaseException as error:
-            self.gate.fail(ticket.number, repr(error))
+            for axis, gate in gates.items():
+                gate.fail(tickets[axis].number, repr(error))
             raise
-        self.gate.deliver(ticket.number, batch)
+        self.gate.deliver(tickets[MODEL].number, batch)
+        if self.prior is not None:
+            self.prior.gate.deliver(tickets[PRIOR].number, batch.records)
         return self.gate.take()
+
+    def after_batch(self) -> None:
+        if self.prior is not None:
+            self.prior.learn(self.prior.gate.take())
 
     def run(self) -> None:
         """Run to the end; raises what went wrong, a KeyboardInterrupt too."""
         started = time.monotonic()
         try:
+            if self.prior is not None:
+                self.prior.open()
             self._loop.run()
             self._store.restore()
+            if self.prior is not None:
+                self.prior.conclude()
             self.trainer.finish()
         finally:
             self.wall_s = time.monotonic() - started
             self.gate.close()
+            if self.prior is not None:
+                self.prior.gate.close()
+                self.prior.store.close()
             self._collector.close()
             if self._eval_worker is not None:
                 self._eval_worker.close()

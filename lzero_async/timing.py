@@ -5,7 +5,7 @@ from collections import Counter
 
 from .ledger import Sample
 
-ROLES = ('collect', 'train', 'eval')
+ROLES = ('collect', 'train', 'eval', 'prior')
 
 
 class RoleTimes:

@@ -1,6 +1,7 @@
 """The collector's loop: be admitted, collect with the snapshots that were seen at admission, deliver."""
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ class Axis:
     gate: Gate[Any]
     store: WeightStore
     share: Callable[[Batch], Any]  # what its learner is given of a batch
+    opened: threading.Event  # its first snapshot is published
 
 
 def collector_loop(
@@ -31,6 +33,8 @@ def collector_loop(
     Everyone asks the gates in the same order, so nobody holds what another waits for.
     """
     handle.wait_ready()
+    for axis in axes:
+        axis.opened.wait()
     while True:
         tickets: dict[str, Ticket] = {}
         try:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ..coordinator import AsyncTrainingCoordinator
 from ..core import Batch, EvalRequest, Limits, Taken, Trainer, Weights
+from ..resources import Turns
 from ..telemetry.recorder import Recorder
 from .evaluator import Evaluator
 
@@ -41,6 +42,8 @@ class LearnerLoop:
             weight_sync_interval: int = 1,
             async_eval: bool = False,
             eval_at_start: bool = False,
+            turns: Turns | None = None,
+            after_batch: Callable[[], None] = lambda: None,
     ) -> None:
         self._trainer = trainer
         self._gate = gate
@@ -52,6 +55,8 @@ class LearnerLoop:
         self._sync_interval = weight_sync_interval
         self._async_eval = async_eval
         self._eval_at_start = eval_at_start
+        self._turns = turns or Turns()
+        self._after_batch = after_batch
         self._version = trainer.train_iter
         self.env_steps = 0
         self.stopping = threading.Event()
@@ -64,6 +69,7 @@ class LearnerLoop:
             self._evaluate()
         while not self.reason:
             counts = self._learn(self._next_batch())
+            self._after_batch()
             self.reason = self._reason_to_stop(counts)
             if not self.reason and self._evaluator is not None and self._trainer.eval_due():
                 self._evaluate()
@@ -83,7 +89,8 @@ class LearnerLoop:
         done = 0
         try:
             while done < updates and not self.stopping.is_set():
-                trainer.update()
+                with self._turns.turn('learner'):
+                    trainer.update()
                 done += 1
         except BaseException as error:
             self._gate.fail_training(taken.number, done, repr(error))

@@ -86,12 +86,12 @@ class WeightStore:
     Overview:
         The published snapshots. Its lock protects the table of buffers and is held for table work only; nobody blocks.
     Arguments:
-        - layout (:obj:`Layout`): of the model.
+        - layout (:obj:`Optional[Layout]`): of the model; None takes that of the first snapshot.
         - in_use (:obj:`Callable[[], Collection[int]]`): versions that a collect reads or may still ask for.
         - prefix (:obj:`Optional[str]`): of shared blocks' names; None keeps snapshots in this process.
     """
 
-    def __init__(self, layout: Layout, in_use: Callable[[], Collection[int]], prefix: str | None = None) -> None:
+    def __init__(self, layout: Layout | None, in_use: Callable[[], Collection[int]], prefix: str | None = None) -> None:
         self.layout = layout
         self._in_use = in_use
         self._prefix = prefix
@@ -104,11 +104,12 @@ class WeightStore:
     @property
     def size(self) -> int:
         """Bytes of a snapshot."""
-        return self.layout.size
+        return self.layout.size if self.layout is not None else 0
 
     def publish(self, version: int, weights: Mapping[str, torch.Tensor]) -> bool:
         """Copy the weights into a snapshot; False where this version has one already. One thread only."""
         in_use = set(self._in_use())
+        layout = self.layout = self.layout or Layout.of(weights)
         with self._lock:
             if self._closed:
                 raise Closed
@@ -117,14 +118,14 @@ class WeightStore:
             slot = next((slot for slot in self._slots if not slot.held and slot.version not in in_use), None)
             if slot is None:
                 name = f'{self._prefix}w{len(self._slots)}' if self._prefix else None
-                slot = _Slot(Block(self.layout.size, name))
+                slot = _Slot(Block(layout.size, name))
                 self._slots.append(slot)
             slot.version = -1  # nobody's while it is written
-        write(self.layout, weights, slot.block.view)
+        write(layout, weights, slot.block.view)
         with self._lock:
             slot.version = version
             self.published += 1
-            self.bytes_written += self.layout.size
+            self.bytes_written += layout.size
         return True
 
     def block(self, version: int) -> Block:
