@@ -155,7 +155,7 @@ class TextCollector(MuZeroSegmentCollector):
 
     def _new_segment(self, *args: Any, **kwargs: Any) -> OpenSegment:
         carried = self._carried.pop(0) if self._carried else None
-        return carried or OpenSegment(*args, asked=self._asked, **kwargs)
+        return OpenSegment(*args, asked=self._asked, **kwargs) if carried is None else carried
 
     def _forward(self, data: torch.Tensor, action_mask: Any, *args: Any, ready_env_id: Any, **kwargs: Any) -> Any:
         current = self._env.ready_obs

@@ -7,11 +7,12 @@ from typing import Any
 from jericho import FrotzEnv
 
 from ..core import ConfigError
-from . import words
+from . import games, words
 from .recent import Recent
 from .watchdog import watching
 
 words.install()
+games.register_cellar()
 
 # A search costs as much as thousands of steps in the larger games, and all games of a process share what they found.
 _FOUND: Recent[tuple[str, ...]] = Recent(20_000)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..core import ConfigError
@@ -22,10 +23,33 @@ _BINDINGS = {
 }
 
 
+@dataclass(frozen=True)
+class Suggestion:
+    """What suits a game where the config leaves it open."""
+    max_action_num: int
+    max_steps: int
+    stop_value: float = 1e6  # a run of its own accord ends at the shipped game's best score only
+
+
+# Those of known games are of upstream's zoo/jericho/configs; so are those of all others.
+_SUGGESTIONS = {
+    'tw-cellar': Suggestion(10, 25, MAX_SCORE),
+    'detective': Suggestion(12, 100),
+    'omniquest': Suggestion(25, 100),
+    'acorncourt': Suggestion(45, 50),
+    'zork1': Suggestion(55, 500),
+}
+_OTHERS = Suggestion(10, 50)
+
+
+def suggestion(story: str) -> Suggestion:
+    """By the name of a story file, without its suffix."""
+    return _SUGGESTIONS.get(Path(story).stem, _OTHERS)
+
+
 def story_file(game_path: str | None) -> str:
     """The file that ``env.game_path`` means; None and 'cellar' mean the shipped game."""
     if game_path in (None, 'cellar'):
-        _register_cellar()
         return str(CELLAR)
     path = Path(str(game_path)).expanduser()
     if not path.is_file():
@@ -36,6 +60,7 @@ def story_file(game_path: str | None) -> str:
     return str(path)
 
 
-def _register_cellar() -> None:
+def register_cellar() -> None:
+    """Let Jericho know the shipped game."""
     digest = hashlib.md5(CELLAR.read_bytes(), usedforsecurity=False).hexdigest()
     importlib.import_module('jericho.defines').BINDINGS_DICT[digest] = _BINDINGS
