@@ -27,7 +27,7 @@ from .lightzero.build import (
 from .lightzero.parts import Parts, make_parts
 from .lightzero.workers import CollectWorker, EvalWorker
 from .placement import Handle, make_handle
-from .recipes import MUZERO, UNIZERO, Recipe
+from .recipes import MUZERO, UNIZERO, Recipe, recipe_for
 from .run import Run
 from .serial import SerialRun
 from .telemetry.recorder import Recorder
@@ -98,6 +98,7 @@ def _train(
     if getattr(multiprocessing.current_process(), '_inheriting', False):
         raise ConfigError(MAIN_GUARD)
     main_config, create_config = prepare(*input_cfg)
+    recipe = recipe_for(recipe, main_config)
     config = AsyncConfig.from_policy(main_config.policy)
     validate_run(main_config, create_config, config, recipe.policy_types, recipe.entry, model_path)
     limits = Limits(

@@ -95,7 +95,7 @@ def _patient_of(path: Path, settings: list[str]) -> Patient:
     """Read and checked as ``train`` does; what cannot work is refused before anything is measured."""
     from ..config import AsyncConfig
     from ..config_file import apply, entry_of, load
-    from ..recipes import MUZERO, UNIZERO
+    from ..recipes import MUZERO, UNIZERO, recipe_for
     from ..validate import prepare, validate_run
 
     module = load(path)
@@ -105,6 +105,7 @@ def _patient_of(path: Path, settings: list[str]) -> Patient:
     entry = entry_of(module).__name__
     recipe = next(recipe for recipe in (UNIZERO, MUZERO) if recipe.entry == entry)
     main_config, create_config = prepare(main_config, create_config)
+    recipe = recipe_for(recipe, main_config)
     config = AsyncConfig.from_policy(main_config.policy)
     model_path = main_config.policy.get('model_path')
     validate_run(main_config, create_config, config, recipe.policy_types, entry, model_path)

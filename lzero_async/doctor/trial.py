@@ -156,6 +156,7 @@ class TrialWorker:
 
     def _policy(self, role: str) -> dict[str, Any]:
         policy = policy_of(worker_config(self._recipe, self._cfg, self._config.devices[role]), None)
+        self._recipe.ready(policy)
         self._private.append(policy)
         self._refresh(policy)
         return dict(policy=policy, recipe=self._recipe, layout=Layout.of(self._trainer.weights()))

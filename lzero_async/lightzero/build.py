@@ -28,6 +28,7 @@ def compiled(
         recipe: Recipe, main_config: EasyDict, create_config: EasyDict, seed: int, device: str | None = None
 ) -> EasyDict:
     """Upstream's compiled config; creates the run's directory, under another name where the wanted one is taken."""
+    recipe.settle(main_config)
     main_config.policy.device = recipe.device(main_config)
     if device is not None:
         recipe.place(main_config.policy, device)

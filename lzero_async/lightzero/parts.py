@@ -56,6 +56,7 @@ def make_parts(
         # Upstream's policy watches its model before anyone has called init (lzero/policy/unizero.py:354).
         wandb.init(project='lzero_async', name=cfg.exp_name, config=cfg)
     policy = policy_of(cfg, model)
+    recipe.ready(policy)
     restore = recipe.lighten(policy._target_model)
     if model_path is not None:
         logger.info('loading %s', model_path)

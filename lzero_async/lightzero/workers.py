@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from ding.utils import set_pkg_seed
 from easydict import EasyDict
-from lzero.worker import MuZeroEvaluator, MuZeroSegmentCollector
 
 from ..core import Batch, Cancelled, CollectRequest, EvalRequest, EvalResult
 from ..recipes import Recipe, recipe_named
@@ -119,9 +118,9 @@ class CollectWorker(_Worker):
         self._index = index
         self._act_at_random = False
         mode = self._policy.collect_mode
-        self._collector = MuZeroSegmentCollector(
-            env=env, policy=mode._replace(forward=self._guard(self._explore(mode.forward))), tb_logger=self._tape,
-            exp_name=cfg.exp_name, instance_name='collector' if index == 0 else f'collector_{index}',
+        self._collector = self._recipe.make_collector(
+            self._policy, env=env, policy=mode._replace(forward=self._guard(self._explore(mode.forward))),
+            tb_logger=self._tape, exp_name=cfg.exp_name, instance_name='collector' if index == 0 else f'collector_{index}',
             policy_config=cfg.policy
         )
         self._collector._instance_name = 'collector'  # the tag's prefix: all collectors write upstream's tags
@@ -184,8 +183,8 @@ class EvalWorker(_Worker):
     def __init__(self, cfg: EasyDict, env: Any, **common: Any) -> None:
         super().__init__(**common)
         mode = self._policy.eval_mode
-        self._evaluator = MuZeroEvaluator(
-            eval_freq=cfg.policy.eval_freq, n_evaluator_episode=cfg.env.n_evaluator_episode,
+        self._evaluator = self._recipe.make_evaluator(
+            self._policy, eval_freq=cfg.policy.eval_freq, n_evaluator_episode=cfg.env.n_evaluator_episode,
             stop_value=cfg.env.stop_value, env=env, policy=mode._replace(forward=self._guard(mode.forward)),
             tb_logger=self._tape, exp_name=cfg.exp_name, policy_config=cfg.policy
         )
@@ -230,4 +229,5 @@ def _make(
         set_pkg_seed(seed, use_cuda=found.seeds_cuda(cfg.policy))
     logger.info('%s: seed %d, environments from %d on', which, seed, env_seed)
     policy = policy_of(cfg, pickle.loads(model) if model else None)
+    found.ready(policy)
     return cfg, env, dict(policy=policy, recipe=found, layout=layout, own_process=own_process, beat=beat)

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, shared_memory
 from pathlib import Path
@@ -193,6 +193,19 @@ def _describe(exit_code: int | None) -> str:
 
 # ---------------------------------------------------------------------- in the child
 
+_say_and_die: Callable[[str, str], None] | None = None  # set where this process is a worker
+
+
+def last_words(cause: str, detail: str = '') -> bool:
+    """
+    From another thread, where the main one will never return: tell the driver what the worker died of, and end it with
+    all that it started. False where this process is no worker.
+    """
+    if _say_and_die is None:
+        return False
+    _say_and_die(cause, detail)
+    return True
+
 
 def _main(spec: WorkerSpec, jobs: connection.Connection, control: connection.Connection, log_path: str) -> None:
     os.setsid()
@@ -200,6 +213,13 @@ def _main(spec: WorkerSpec, jobs: connection.Connection, control: connection.Con
     _redirect_output(log_path)
     worker: Any = None
     cancelled = threading.Event()
+
+    def say_and_die(cause: str, detail: str) -> None:
+        segments.send(jobs, _Reply(error=cause, detail=detail), '')
+        os.killpg(0, signal.SIGKILL)
+
+    global _say_and_die
+    _say_and_die = say_and_die
 
     def obey() -> None:
         while True:

@@ -5,6 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from lzero.worker import MuZeroEvaluator, MuZeroSegmentCollector
+
 Verdict = Literal['train', 'not yet', 'insufficient']
 
 
@@ -41,6 +43,20 @@ class Recipe(ABC):
     @abstractmethod
     def complete(self, train_data: list[Any], train_iter: int) -> list[Any]:
         """A sampled batch as the policy's learn mode wants it."""
+
+    def settle(self, main_config: Any) -> None:  # noqa: B027 (nothing by default)
+        """Complete a config before it is compiled."""
+
+    def ready(self, policy: Any) -> None:  # noqa: B027 (nothing by default)
+        """Called once for each policy, the learner's and every worker's, right after it was made."""
+
+    def make_collector(self, whole_policy: Any, /, **arguments: Any) -> Any:
+        """The collector of a worker that has this policy; the arguments are upstream's."""
+        return MuZeroSegmentCollector(**arguments)
+
+    def make_evaluator(self, whole_policy: Any, /, **arguments: Any) -> Any:
+        """The evaluator of a worker that has this policy; the arguments are upstream's."""
+        return MuZeroEvaluator(**arguments)
 
     def before_update(self, policy: Any, train_iter: int, env_steps: int) -> None:  # noqa: B027 (nothing by default)
         """Called before each update."""

@@ -218,7 +218,8 @@ def mend(buffer_cls: type) -> type:
         return buffer_cls
     from .unizero import ArrayBatches  # which builds on this module
 
-    ours = ArrayBatches if buffer_cls is UniZeroGameBuffer else MendedGameBuffer
+    as_unizero = buffer_cls._make_batch is UniZeroGameBuffer._make_batch  # type: ignore[attr-defined]
+    ours = ArrayBatches if as_unizero else MendedGameBuffer
     return type(f'Mended{buffer_cls.__name__}', (ours, buffer_cls), {'__module__': __name__})
 
 
