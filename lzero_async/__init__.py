@@ -11,7 +11,7 @@ import lzero.entry
 from .config import AsyncConfig
 from .coordinator import AsyncTrainingCoordinator
 from .core import AsyncTrainingError, Closed, ConfigError, WorkerError
-from .entry import train_muzero_segment_async, train_unizero_segment_async
+from .entry import train_muzero_segment_async, train_priorzero_async, train_unizero_segment_async
 
 __version__ = '0.1.0'
 
@@ -24,6 +24,7 @@ __all__ = [
     'WorkerError',
     'register',
     'train_muzero_segment_async',
+    'train_priorzero_async',
     'train_unizero_segment_async',
 ]
 
@@ -36,7 +37,7 @@ def register(override: bool = False) -> None:
     Arguments:
         - override (:obj:`bool`): Replace upstream's entries of the same name, where it has them.
     """
-    for entry in (train_unizero_segment_async, train_muzero_segment_async):
+    for entry in (train_unizero_segment_async, train_muzero_segment_async, train_priorzero_async):
         if override or not hasattr(lzero.entry, entry.__name__):
             setattr(lzero.entry, entry.__name__, entry)
 

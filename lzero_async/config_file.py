@@ -11,7 +11,7 @@ from easydict import EasyDict
 
 from . import entry as entries
 from .core import ConfigError
-from .recipes import MUZERO, UNIZERO
+from .recipes import MUZERO, PRIORZERO, UNIZERO
 
 
 def load(path: Path) -> ModuleType:
@@ -31,7 +31,7 @@ def load(path: Path) -> ModuleType:
 
 def entry_of(module: ModuleType) -> Any:
     """The entry that a config declares; for upstream's, the one that has a recipe for its policy type."""
-    recipes = {recipe.entry: recipe for recipe in (UNIZERO, MUZERO)}
+    recipes = {recipe.entry: recipe for recipe in (UNIZERO, MUZERO, PRIORZERO)}
     declared = getattr(module, 'entry', None)
     if declared is None:
         policy_type = module.create_config['policy']['type']

@@ -145,6 +145,7 @@ class EvalResult:
     duration_s: float = 0.0  # wall time of the evaluation
     cpu_s: float = 0.0  # CPU time of the evaluation, 0 where it cannot be told apart
     scalars: Sequence[tuple[str, float, int]] = ()  # (tag, value, step) for TensorBoard
+    prior_version: int | None = None  # of the language model that was asked, where there is one
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import multiprocessing
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +27,9 @@ from .lightzero.build import (
     worker_seed,
 )
 from .lightzero.parts import Parts, make_parts
-from .lightzero.workers import CollectWorker, EvalWorker
 from .placement import Handle, make_handle
-from .recipes import MUZERO, UNIZERO, Recipe, recipe_for
+from .priorzero.teacher import Teacher
+from .recipes import MUZERO, PRIORZERO, UNIZERO, Recipe, recipe_for
 from .run import Run
 from .serial import SerialRun
 from .telemetry.recorder import Recorder
@@ -91,6 +93,32 @@ def train_muzero_segment_async(
     return _train(MUZERO, input_cfg, seed, model, model_path, max_train_iter, max_env_step)
 
 
+def train_priorzero_async(
+        input_cfg: Sequence[Any],
+        seed: int = 0,
+        model: torch.nn.Module | None = None,
+        model_path: str | None = None,
+        max_train_iter: int | None = UNLIMITED,
+        max_env_step: int | None = UNLIMITED,
+) -> Any:
+    """
+    Overview:
+        Train UniZero on a text game with a language model's prior at the roots of its searches, while search is
+        distilled into that language model; collection, both trainings and evaluation at the same time.
+    Arguments:
+        - input_cfg (:obj:`Sequence[dict]`): ``[main_config, create_config]``; ``policy.priorzero`` is described in
+            ``docs/priorzero.md``.
+        - seed (:obj:`int`): Random seed; every worker derives its own from it.
+        - model (:obj:`Optional[torch.nn.Module]`): A world model to train instead of the config's.
+        - model_path (:obj:`Optional[str]`): A checkpoint of the world model to start from.
+        - max_train_iter (:obj:`Optional[int]`): Updates of the world model after which the run ends.
+        - max_env_step (:obj:`Optional[int]`): Env steps after which the run ends.
+    Returns:
+        - policy (:obj:`Policy`): The policy with the world model's last weights.
+    """
+    return _train(PRIORZERO, input_cfg, seed, model, model_path, max_train_iter, max_env_step)
+
+
 def _train(
         recipe: Recipe, input_cfg: Sequence[Any], seed: int, model: torch.nn.Module | None, model_path: str | None,
         max_train_iter: int | None, max_env_step: int | None
@@ -124,12 +152,16 @@ def _run_serial(
     evaluator_env = environments(cfg, 'evaluator', cfg.seed)
     # Torch keeps the threads it has: another number adds up in another order, and this is to equal upstream.
     parts = make_parts(recipe, cfg, config, model, model_path, threads=None)
-    shared = dict(policy=parts.policy, recipe=recipe)
-    collector = CollectWorker(worker_config(recipe, cfg, None), collector_env, **shared)
-    evaluator = EvalWorker(worker_config(recipe, cfg, None), evaluator_env, **shared)
+    collector, evaluator, prior_trainer = importlib.import_module(recipe.workers).serial_workers(
+        worker_config(recipe, cfg, None), collector_env, evaluator_env, parts.policy, recipe
+    )
+    teacher = Teacher.of(recipe.prior(cfg.policy), config, cfg.policy.device, cfg.seed)
     parts.trainer.learner.call_hook('before_run')
     recorder = Recorder(parts.directory, parts.writer)
-    run = SerialRun(config, parts.trainer, collector, evaluator if config.evaluate else None, recorder, limits)
+    run = SerialRun(
+        config, parts.trainer, collector, evaluator if config.evaluate else None, recorder, limits, prior_trainer,
+        partial(teacher.role, recorder=recorder, prefix=None) if teacher else None
+    )
     return _carry_out(run, parts)
 
 
@@ -147,12 +179,12 @@ def _run_async(
         own = worker_seed(cfg.seed, index)
         spec = WorkerSpec(
             name=f'collector-{index}' if role == 'collector' else role,
-            factory=f'lzero_async.lightzero.workers:{factory}',
+            factory=f'{recipe.workers}:{factory}',
             arguments=dict(
                 cfg=worker_config(recipe, cfg, config.devices[role]), recipe=recipe.name, seed=own,
                 # Evaluations are comparable, between runs and with upstream's: their environments keep the run's seed.
                 env_seed=own if role == 'collector' else cfg.seed, layout=layout,
-                model=travelling, **arguments
+                model=travelling, **arguments, **recipe.worker_arguments(cfg.policy)
             ),
             threads=config.threads[role],
         )
@@ -168,7 +200,14 @@ def _run_async(
     ]
     evaluator = handle('evaluator', config.num_collectors, 'make_eval_worker', {}) if config.evaluate else None
     shared = prefix if config.placement == 'process' else None
-    run = Engine(config, parts.trainer, collectors, evaluator, recorder, limits, shared)
+    teacher = Teacher.of(recipe.prior(cfg.policy), config, cfg.policy.device, cfg.seed)
+    trainer_handle = make_handle(
+        config.placement, teacher.spec, prefix, parts.directory / 'logs', config.worker_timeout_s
+    ) if teacher else None
+    run = Engine(
+        config, parts.trainer, collectors, evaluator, recorder, limits, shared, trainer_handle,
+        partial(teacher.role, recorder=recorder, prefix=shared) if teacher else None, teacher.turns if teacher else None
+    )
     policy = _carry_out(run, parts)
     if run.interrupted_by == signal.SIGTERM:
         raise SystemExit(128 + signal.SIGTERM)

@@ -209,20 +209,29 @@ class EvalWorker(_Worker):
 
 def make_collect_worker(*, index: int, **arguments: Any) -> CollectWorker:
     """A collector with environments, random states and a policy of its own."""
-    cfg, env, common = _make('collector', **arguments)
+    cfg, env, common = parts_of_worker('collector', **arguments)
     return CollectWorker(cfg, env, index, **common)
 
 
 def make_eval_worker(**arguments: Any) -> EvalWorker:
     """An evaluator with environments, random states and a policy of its own."""
-    cfg, env, common = _make('evaluator', **arguments)
+    cfg, env, common = parts_of_worker('evaluator', **arguments)
     return EvalWorker(cfg, env, **common)
 
 
-def _make(
+def serial_workers(
+        cfg: EasyDict, collector_env: Any, evaluator_env: Any, policy: Any, recipe: Recipe
+) -> tuple[CollectWorker, EvalWorker, None]:
+    """Workers on the learner's own policy; there is no language model to train."""
+    shared = dict(policy=policy, recipe=recipe)
+    return CollectWorker(cfg, collector_env, **shared), EvalWorker(cfg, evaluator_env, **shared), None
+
+
+def parts_of_worker(
         which: str, *, cfg: EasyDict, recipe: str, seed: int, env_seed: int, layout: Layout,
         model: bytes | None, own_process: bool, beat: Callable[[], None]
 ) -> tuple[EasyDict, Any, dict[str, Any]]:
+    """Config, environments and what every worker's class takes."""
     found = recipe_named(recipe)
     env = environments(cfg, which, env_seed)
     if own_process:

@@ -21,7 +21,7 @@ class PriorTraining:
     replay_ratio: float = 0.25  # records trained per record collected
     batch_size: int = 4  # records per update
     store_size: int = 10_000  # records kept
-    device: str | None = None  # None is llm.device
+    device: str | None = None  # None is llm_device
     threads: int = 1  # torch threads
     held_out: int = 32  # states at most, of those held out, that are looked at when the run ends; 0 looks at none
 
@@ -45,6 +45,7 @@ class PriorTraining:
 class PriorZeroConfig:
     """The whole section."""
     llm: Mapping[str, Any] = field(default_factory=lambda: {'backend': 'hf'})  # see make_prior
+    llm_device: str | None = None  # where workers keep it; None is the world model's device
     mixing: Mixing = Mixing()
     train: PriorTraining = PriorTraining()
 
@@ -54,7 +55,8 @@ class PriorZeroConfig:
         section = dict(policy_cfg.get('priorzero', {}))
         _refuse_unknown(section, tuple(each.name for each in fields(cls)), SECTION)
         config = cls(
-            llm={'backend': 'hf', **section.get('llm', {})}, mixing=_part(Mixing, section, 'mixing'),
+            llm={'backend': 'hf', **section.get('llm', {})}, llm_device=section.get('llm_device'),
+            mixing=_part(Mixing, section, 'mixing'),
             train=_part(PriorTraining, section, 'train')
         )
         if config.trains and config.llm['backend'] != 'hf':
@@ -63,9 +65,22 @@ class PriorZeroConfig:
             )
         return config
 
+    def device(self, default: str) -> str:
+        """Where workers keep the language model."""
+        return self.llm_device or default
+
     @property
     def trains(self) -> bool:
         return self.train.enabled and self.mixing.needs_llm
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How a worker asks: what travels to it, beside what every worker gets."""
+    llm: Mapping[str, Any]  # see make_prior
+    device: str  # of the language model
+    mixing: Mixing
+    recording: bool  # whether someone learns from what it sees
 
 
 def _part(cls: Any, section: Mapping[str, Any], name: str) -> Any:

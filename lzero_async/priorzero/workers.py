@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,24 +11,16 @@ import torch
 from ..core import PRIOR, Batch, CollectRequest, EvalRequest, EvalResult
 from ..lightzero.workers import CollectWorker, EvalWorker, parts_of_worker
 from ..transport.weights import Layout
+from .config import Asking, PriorZeroConfig
 from .make import make_prior
-from .mixing import Mixing
 from .prior import LLMPrior
 from .records import RecordTape
 from .root import RootPrior, context_of
-
-
-@dataclass(frozen=True)
-class Asking:
-    """How a worker asks: what travels to it, beside what every worker gets."""
-    llm: Mapping[str, Any]  # see make_prior
-    device: str  # of the language model
-    mixing: Mixing
-    recording: bool  # whether someone learns from what it sees
+from .training import PriorTrainer
 
 
 class PriorDesk:
-    """A worker's language model and what it has seen; hangs on the worker's policy, where the recipe's hooks find it."""
+    """A worker's language model and what it has seen; hangs on the worker's policy, where the recipe finds it."""
 
     def __init__(self, policy: Any, prior: LLMPrior, asking: Asking, worker: int = 0) -> None:
         self.prior = prior
@@ -112,6 +104,19 @@ def make_eval_worker(*, asking: Asking, **arguments: Any) -> PriorEvalWorker:
 
 
 def _desk(policy: Any, asking: Asking, worker: int = 0) -> PriorDesk:
-    with torch.random.fork_rng(devices=[]):  # making a model draws numbers, and searches are to draw the same as without
+    with torch.random.fork_rng(devices=[]):  # making a model draws numbers; searches are to draw the same as without
         prior = make_prior(asking.llm, asking.device)
     return PriorDesk(policy, prior, asking, worker)
+
+
+def serial_workers(
+        cfg: Any, collector_env: Any, evaluator_env: Any, policy: Any, recipe: Any
+) -> tuple[PriorCollectWorker, PriorEvalWorker, PriorTrainer | None]:
+    """Workers on the learner's own policy, and a trainer on the very language model that they ask."""
+    prior_cfg: PriorZeroConfig = recipe.prior(cfg.policy)
+    desk = _desk(policy, recipe.worker_arguments(cfg.policy)['asking'])
+    shared = dict(policy=policy, recipe=recipe, desk=desk)
+    trainer = PriorTrainer(
+        desk.prior, prior_cfg.train, cfg.seed, own_process=False, beat=lambda: None
+    ) if prior_cfg.trains else None
+    return PriorCollectWorker(cfg, collector_env, **shared), PriorEvalWorker(cfg, evaluator_env, **shared), trainer

@@ -7,12 +7,13 @@ from typing import Any
 from ..core import ConfigError
 from .base import Recipe
 from .muzero import MUZERO
+from .priorzero import PRIORZERO
 from .text_unizero import TEXT_UNIZERO
 from .unizero import UNIZERO
 
-__all__ = ['MUZERO', 'TEXT_UNIZERO', 'UNIZERO', 'Recipe', 'recipe_for', 'recipe_named']
+__all__ = ['MUZERO', 'PRIORZERO', 'TEXT_UNIZERO', 'UNIZERO', 'Recipe', 'recipe_for', 'recipe_named']
 
-_RECIPES = {recipe.name: recipe for recipe in (UNIZERO, TEXT_UNIZERO, MUZERO)}
+_RECIPES = {recipe.name: recipe for recipe in (UNIZERO, TEXT_UNIZERO, PRIORZERO, MUZERO)}
 
 
 def recipe_named(name: str) -> Recipe:

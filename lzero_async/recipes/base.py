@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from lzero.worker import MuZeroEvaluator, MuZeroSegmentCollector
 
+from ..priorzero.config import PriorZeroConfig
+
 Verdict = Literal['train', 'not yet', 'insufficient']
 
 
@@ -19,6 +21,7 @@ class Recipe(ABC):
     buffers: Mapping[str, type]  # policy type -> upstream's replay buffer
     offline_evaluation: bool  # whether upstream's entry honours eval_offline
     logs_buffer_times: bool  # whether upstream's entry logs the buffer's run times
+    workers = 'lzero_async.lightzero.workers'  # the module that makes collectors and evaluators
 
     @property
     def policy_types(self) -> tuple[str, ...]:
@@ -43,6 +46,14 @@ class Recipe(ABC):
     @abstractmethod
     def complete(self, train_data: list[Any], train_iter: int) -> list[Any]:
         """A sampled batch as the policy's learn mode wants it."""
+
+    def prior(self, policy_cfg: Any) -> PriorZeroConfig | None:
+        """What is asked of a language model, where there is one."""
+        return None
+
+    def worker_arguments(self, policy_cfg: Any) -> dict[str, Any]:
+        """What the makers of workers get beside what all get."""
+        return {}
 
     def settle(self, main_config: Any) -> None:  # noqa: B027 (nothing by default)
         """Complete a config before it is compiled."""

@@ -74,7 +74,8 @@ class Recorder:
         self.costs.evaluated(result.cpu_s)
         self.event(
             'evaluation', env_steps=result.env_steps, train_iters=result.train_iter, mean_return=result.mean_return,
-            best=result.best, stop=result.stop, duration_s=result.duration_s
+            best=result.best, stop=result.stop, duration_s=result.duration_s,
+            **({} if result.prior_version is None else {'prior_version': result.prior_version})
         )
 
     def _relay(self, scalars: Any) -> None:
