@@ -176,7 +176,8 @@ class HFPrior:
             if room < 1:
                 raise AsyncTrainingError(
                     f'the action {longest[:80]!r} takes {len(tokens[longest])} tokens, which leaves no room for a '
-                    f'prompt in the {self._window} it reads; raise {SECTION}.max_length or take a model that reads more'
+                    f'prompt in the {self._window} that the model reads; raise {SECTION}.max_length, or take a model '
+                    'that reads more'
                 )
             if len(prompt) > room:
                 self._count_truncated(len(prompt), room)
