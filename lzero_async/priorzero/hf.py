@@ -168,7 +168,7 @@ class HFPrior:
         """States in tokens, each prompt cut on the left so that it fits with its longest action."""
         prompts = self._tokens([write_prompt(context) for context in contexts])
         texts = list(dict.fromkeys(action for choices in actions for action in choices))
-        tokens = dict(zip(texts, self._tokens([continuation(text) for text in texts]), strict=True)) if texts else {}
+        tokens = dict(zip(texts, self._tokens([continuation(text) for text in texts]), strict=True))
         items = []
         for prompt, choices in zip(prompts, actions, strict=True):
             longest = max(choices, key=lambda action: len(tokens[action]))
@@ -176,7 +176,8 @@ class HFPrior:
             if room < 1:
                 raise AsyncTrainingError(
                     f'the action {longest[:80]!r} takes {len(tokens[longest])} tokens, which leaves no room for a '
-                    f'prompt in the {self._window} that the model reads; raise {SECTION}.max_length or take a larger model'
+                    f'prompt in the {self._window} that the model reads; raise {SECTION}.max_length, or take a model '
+                    'that reads more'
                 )
             if len(prompt) > room:
                 self._count_truncated(len(prompt), room)
@@ -184,6 +185,8 @@ class HFPrior:
         return items
 
     def _tokens(self, texts: list[str]) -> list[list[int]]:
+        if not texts:  # which a tokenizer cannot take
+            return []
         # Whatever a game writes is text: a special token spelled out in it must not act as one.
         found = self._tokenizer(texts, add_special_tokens=False, split_special_tokens=True)['input_ids']
         return [list(tokens) for tokens in found]

@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import difflib
 import math
-import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
+
+import numpy as np
 
 from ..core import ConfigError
 
@@ -40,8 +41,8 @@ def check_number(
     key: str, value: Any, kind: type, least: float | None = None, above: float | None = None, most: float | None = None
 ) -> None:
     """Refuse what is no number of that kind and range."""
-    wanted = numbers.Integral if kind is int else numbers.Real
-    if not isinstance(value, wanted) or isinstance(value, bool) or not math.isfinite(value):
+    fits = isinstance(value, (int, np.integer) if kind is int else (int, float, np.integer, np.floating))
+    if not fits or isinstance(value, bool) or not math.isfinite(value):
         raise ConfigError(
             f'{SECTION}.{key} is {value!r}: it must be {"a whole" if kind is int else "a finite"} number.'
         )
