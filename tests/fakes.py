@@ -8,9 +8,11 @@ import time
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import torch
 
-from lzero_async.core import Batch, Boundary, Cancelled, CollectRequest, EvalRequest, EvalResult
+from lzero_async.core import PRIOR, Batch, Boundary, Cancelled, CollectRequest, EvalRequest, EvalResult
+from lzero_async.priorzero.messages import Assessment, AssessRequest, StateRequest, Trained
 
 
 class FakeTrainer:
@@ -105,13 +107,17 @@ class FakeWorker:
         self.beat = beat
         self.jobs = 0
         self.version = -1
+        self.prior_version: int | None = None
         self.cancelled = threading.Event()
         if how == 'init':
             raise OSError('no environment today')
 
     def load(self, axis: str, version: int, weights: memoryview) -> None:
-        assert _seen(weights) == version, f'snapshot {version} holds {_seen(weights)}'
-        self.version = version
+        assert _seen(weights) == version, f'snapshot {version} of {axis} holds {_seen(weights)}'
+        if axis == PRIOR:
+            self.prior_version = version
+        else:
+            self.version = version
 
     def run(self, request: Any) -> Any:
         self.jobs += 1
@@ -122,10 +128,12 @@ class FakeWorker:
         if isinstance(request, EvalRequest):
             assert request.train_iter == self.version
             return EvalResult(request.train_iter, request.env_steps, stop=self.how == 'stop' and self.jobs >= self.at,
-                              best=True, mean_return=float(self.jobs), cpu_s=0.01)
+                              best=True, mean_return=float(self.jobs), cpu_s=0.01, prior_version=self.prior_version)
         assert isinstance(request, CollectRequest) and request.version == self.version
+        assert self.prior_version is None or request.prior_version == self.prior_version
+        records = [] if self.prior_version is None else [(request.number, step) for step in range(10)]
         return Batch(request.number, self.index, self.version, segments=[b'x' * 100], metas=[{}], env_steps=10,
-                     episode_returns=[1.0], cpu_s=0.01)
+                     episode_returns=[1.0], cpu_s=0.01, records=records)
 
     def _misbehave(self) -> None:
         if self.how == 'raise':
@@ -148,3 +156,44 @@ class FakeWorker:
 def make_worker(*, beat: Any, own_process: bool, index: int = 0, duration_s: float = 0.0, how: str | None = None,
                 at: int = -1) -> FakeWorker:
     return FakeWorker(index, duration_s, how, at, beat, own_process)
+
+
+class FakePriorTrainer:
+    """Stands in for a language model's trainer: its one weight is the number of updates done."""
+
+    def __init__(self, duration_s: float, how: str | None, at: int) -> None:
+        self.duration_s, self.how, self.at = duration_s, how, at
+        self.updates = self.received = self.jobs = 0
+        self.cancelled = threading.Event()
+
+    def load(self, axis: str, version: int, weights: memoryview) -> None:
+        raise AssertionError('nobody sends it snapshots')
+
+    def run(self, request: Any) -> Any:
+        if isinstance(request, StateRequest):
+            return self._weights()
+        if isinstance(request, AssessRequest):
+            return Assessment(request.states, 1.0, 0.5)
+        self.jobs += 1
+        if self.jobs == self.at and self.how == 'raise':
+            raise ValueError('the language model broke')
+        if self.cancelled.wait(self.duration_s):
+            raise Cancelled
+        self.received += len(request.records)
+        self.updates += request.updates
+        return Trained(request.updates, [1.0] * request.updates, {'received': self.received}, self.duration_s, 0.0,
+                       self._weights() if request.updates else {})
+
+    def _weights(self) -> dict[str, Any]:
+        return {'weight': np.full(3, self.updates, dtype=np.float32)}
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def make_prior_trainer(*, beat: Any, own_process: bool, duration_s: float = 0.0, how: str | None = None,
+                       at: int = -1) -> FakePriorTrainer:
+    return FakePriorTrainer(duration_s, how, at)

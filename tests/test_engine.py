@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from lzero_async.config import AsyncConfig
 from lzero_async.core import Limits, WorkerError, WorkerSpec
 from lzero_async.engine import Engine
 from lzero_async.placement import make_handle
+from lzero_async.priorzero.config import PriorTraining, PriorZeroConfig
+from lzero_async.priorzero.teacher import Teacher
+from lzero_async.resources import Turns
 from lzero_async.telemetry.recorder import Recorder
 from lzero_async.transport.memory import new_prefix
 
@@ -44,15 +48,15 @@ def children() -> set[int]:
 def make_engine(
         directory: Path, placement: str = 'thread', trainer: FakeTrainer | None = None, max_env_step: int = 300,
         collector: dict[str, Any] | None = None, evaluator: dict[str, Any] | None = None, duration_s: float = 0.002,
-        **settings: Any
+        prior: dict[str, Any] | None = None, **settings: Any
 ) -> Engine:
     config = AsyncConfig(**{
         'placement': placement, 'num_collectors': 2, 'off_policy_degree': 3, 'shutdown_timeout_s': 5.0, **settings
     })
     prefix = new_prefix()
 
-    def handle(name: str, **arguments: Any) -> Any:
-        spec = WorkerSpec(name, 'fakes:make_worker', arguments)
+    def handle(name: str, factory: str = 'make_worker', **arguments: Any) -> Any:
+        spec = WorkerSpec(name, f'fakes:{factory}', arguments)
         return make_handle(config.placement, spec, prefix, directory / 'logs', config.worker_timeout_s)
 
     # Only collector-0 misbehaves.
@@ -60,9 +64,18 @@ def make_engine(
         handle(f'collector-{i}', **{'index': i, 'duration_s': duration_s, **(collector or {} if i == 0 else {})})
         for i in range(config.num_collectors)
     ]
+    recorder, shared, extra = Recorder(directory), prefix if placement == 'process' else None, ()
+    if prior is not None:
+        teacher = Teacher(
+            PriorZeroConfig(train=PriorTraining(batch_size=2, **prior.pop('train', {}))), config, 'cpu', 0, Turns()
+        )
+        extra = (
+            handle('prior-trainer', 'make_prior_trainer', **prior),
+            partial(teacher.role, recorder=recorder, prefix=shared)
+        )
     engine = Engine(
-        config, trainer or FakeTrainer(), collectors, handle('evaluator', **(evaluator or {})), Recorder(directory),
-        Limits(max_env_step=max_env_step), prefix if placement == 'process' else None
+        config, trainer or FakeTrainer(), collectors, handle('evaluator', **(evaluator or {})), recorder,
+        Limits(max_env_step=max_env_step), shared, *extra
     )
     engine.prefix = prefix  # type: ignore[attr-defined]
     return engine

@@ -30,8 +30,8 @@ main_config.policy.priorzero = EasyDict(
     # Any fields of `HFOptions`; or backend='openai' with base_url and model, for a server (vLLM and others) that is not
     # trained; or backend='uniform'.
     llm=dict(backend='hf', path=llm_path, lr=3e-4),
-    # p = w * softmax(llm / temperature) + (1 - w) * softmax(world model). 'fixed': w is weight. 'adaptive': weight times
-    # 1 - the world model's entropy over its maximum. 'llm' and 'world_model': one of them alone.
+    # p = w * softmax(llm / temperature) + (1 - w) * softmax(world model). 'fixed': w is weight. 'adaptive': weight
+    # times 1 - the world model's entropy over its maximum. 'llm' and 'world_model': one of them alone.
     mixing=dict(mode='fixed', weight=prior_weight, temperature=0.25),
     train=dict(
         enabled=train_llm,
