@@ -79,20 +79,24 @@ class _Handler(BaseHTTPRequestHandler):
             server.keys.append(self.headers['Authorization'])
             todo = server.script.popleft() if server.script else 'answer'
         try:
-            self._act(todo, body)
-        except ConnectionError:
-            assert todo in ('hold', 'drip'), 'only these outlive the client'
-        finally:
-            with server.lock:
+            self._hold(todo)
+            with server.lock:  # before the reply, after which the client may be back at once
                 server.in_flight -= 1
+            self._act(todo, body)
+        except ConnectionError:  # the client gave up
+            assert todo in ('hold', 'drip'), 'only these outlive the client'
+
+    def _hold(self, todo: Any) -> None:
+        server = self.server_of
+        if todo == 'hold':
+            server.arrived.put(None)
+            assert server.go.acquire(timeout=PATIENCE)
+        if todo == 'drip':  # a reply that never ends, though there is always a byte more
+            self._head(200, 1_000_000)
+            while not server.go.acquire(timeout=0.05):
+                self.wfile.write(b' ')
 
     def _act(self, todo: Any, body: dict[str, Any]) -> None:
-        if todo in ('hold', 'drip'):
-            if todo == 'drip':  # the head of a reply that never ends
-                self._head(200, 1000)
-                self.wfile.write(b'{"choices":')
-            self.server_of.arrived.put(None)
-            assert self.server_of.go.acquire(timeout=PATIENCE)
         status, headers = todo if isinstance(todo, tuple) else (todo, {})
         if isinstance(status, int):
             said = json.dumps({'error': f'as told, {self.headers["Authorization"]}'}).encode()

