@@ -103,9 +103,9 @@ def _patient_of(path: Path, settings: list[str]) -> Patient:
     for setting in settings:
         apply(setting, main_config, create_config)
     entry = entry_of(module).__name__
-    recipe = next(recipe for recipe in (UNIZERO, MUZERO) if recipe.entry == entry)
+    plain = next(recipe for recipe in (UNIZERO, MUZERO) if recipe.entry == entry)
     main_config, create_config = prepare(main_config, create_config)
-    recipe = recipe_for(recipe, main_config)
+    recipe = recipe_for(plain, main_config)
     config = AsyncConfig.from_policy(main_config.policy)
     model_path = main_config.policy.get('model_path')
     validate_run(main_config, create_config, config, recipe.policy_types, entry, model_path)

@@ -74,6 +74,8 @@ def _complete(main_config: Any) -> None:
     for key, value in dataclasses.asdict(suggestion(story_file(env.get('game_path')))).items():
         if env.get(key) is None:
             env[key] = value
+    if model.get('frame_stack_num', 1) != 1:
+        raise ConfigError(f'policy.model.frame_stack_num is {model.frame_stack_num}: texts are not stacked; set it to 1')
     _agree(model, 'model.action_space_size', 'action_space_size', env, 'max_action_num')
     _agree(model.world_model_cfg, 'model.world_model_cfg.action_space_size', 'action_space_size', env, 'max_action_num')
     _agree(model, 'model.observation_shape', 'observation_shape', env, 'max_seq_len')

@@ -23,7 +23,6 @@ from ding.torch_utils import to_ndarray
 from lzero.mcts.buffer.game_segment import GameSegment
 from lzero.worker import MuZeroEvaluator, MuZeroSegmentCollector
 
-from ..core import ConfigError
 from .rebound import rebound
 from .search import full_width, legal_actions
 
@@ -59,16 +58,19 @@ class Watched:
         self.hooks.after_search(self.policy, ready_obs, output, self.phase)
         return output
 
+    def stepped(self, actions: Mapping[int, Any], timesteps: Mapping[int, Any]) -> None:
+        self.hooks.after_step(self.policy, actions, timesteps, self.phase)
+
 
 class _Environments:
     """An environment manager that tells of its steps."""
 
-    def __init__(self, manager: Any, watched: Watched) -> None:
-        self._manager, self._watched = manager, watched
+    def __init__(self, manager: Any, tell: Callable[[Mapping[int, Any], Mapping[int, Any]], None]) -> None:
+        self._manager, self._tell = manager, tell
 
     def step(self, actions: Mapping[int, Any]) -> Mapping[int, Any]:
         timesteps = self._manager.step(actions)
-        self._watched.hooks.after_step(self._watched.policy, actions, timesteps, self._watched.phase)
+        self._tell(actions, timesteps)
         return timesteps
 
     def __getattr__(self, name: str) -> Any:
@@ -95,6 +97,7 @@ class OpenSegment(GameSegment):
     def __init__(self, *args: Any, asked: list[OpenSegment], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._asked = asked
+        self.game_over = False  # whether its last observation is the end of the game
 
     def reset(self, init_observations: Any) -> None:
         if not self.obs_segment:  # one that is carried over from the last collect has begun already
@@ -108,9 +111,23 @@ class OpenSegment(GameSegment):
         super().append(*args, timestep=to_ndarray(timestep - 1), **kwargs)  # :577 passes that of the next observation
 
     def game_segment_to_array(self) -> None:
+        if self.game_over:
+            self._rest()
         super().game_segment_to_array()
-        del self._asked
+        del self._asked, self.game_over
         self.__class__ = GameSegment  # which is all that whoever gets it has to know
+
+    def _rest(self) -> None:
+        """
+        One more step, in which nothing happens. What follows an end is masked out of UniZero's losses
+        (game_buffer_unizero.py:141), so nothing would teach that a game that is over is worth nothing: losing it at once
+        would look as good as going on.
+        """
+        only = np.zeros_like(self.action_mask_segment[-1])
+        only[0] = 1
+        moment = self.timestep_segment[-1] + 2  # append takes one off
+        self.store_search_stats(only.tolist(), 0.0)
+        self.append(0, self.obs_segment[-1], 0.0, only, self.to_play_segment[-1], timestep=moment)
 
 
 class TextCollector(MuZeroSegmentCollector):
@@ -123,19 +140,14 @@ class TextCollector(MuZeroSegmentCollector):
     """
 
     def __init__(self, watched: Watched, env: Any, policy: Any, policy_config: Any, **arguments: Any) -> None:
-        if policy_config.model.frame_stack_num != 1:
-            raise ConfigError(
-                f'policy.model.frame_stack_num is {policy_config.model.frame_stack_num}: texts are not stacked; set it '
-                'to 1'
-            )
         self._watched = watched
         self._asked: list[OpenSegment] = []  # since the last search, in the order of its rows
         self._open: dict[int, OpenSegment] = {}  # by environment, as of the last search
         self._carried: list[OpenSegment | None] = []  # what a collect that begins goes on with, by environment
         self._search = policy.forward
         super().__init__(
-            env=_Environments(env, watched), policy=policy._replace(forward=self._forward), policy_config=policy_config,
-            **arguments
+            env=_Environments(env, self._stepped), policy=policy._replace(forward=self._forward),
+            policy_config=policy_config, **arguments
         )
         self._collect = rebound(MuZeroSegmentCollector.collect, GameSegment=self._new_segment)
 
@@ -153,9 +165,12 @@ class TextCollector(MuZeroSegmentCollector):
         ]
         return self._collect(self, *args, **kwargs)
 
-    def _new_segment(self, *args: Any, **kwargs: Any) -> OpenSegment:
+    def _new_segment(self, action_space: Any, **kwargs: Any) -> OpenSegment:
         carried = self._carried.pop(0) if self._carried else None
-        return OpenSegment(*args, asked=self._asked, **kwargs) if carried is None else carried
+        if carried is not None:
+            return carried
+        # Without the random state that the manager seeded: gym's cannot be unpickled beside numpy 2.
+        return OpenSegment(type(action_space)(action_space.n), asked=self._asked, **kwargs)
 
     def _forward(self, data: torch.Tensor, action_mask: Any, *args: Any, ready_env_id: Any, **kwargs: Any) -> Any:
         current = self._env.ready_obs
@@ -179,6 +194,11 @@ class TextCollector(MuZeroSegmentCollector):
 
         return self._watched.search(ready_obs, search)
 
+    def _stepped(self, actions: Mapping[int, Any], timesteps: Mapping[int, Any]) -> None:
+        for env_id, timestep in timesteps.items():
+            self._open[env_id].game_over = bool(timestep.info.get('game_over', False))
+        self._watched.stepped(actions, timesteps)
+
     def pad_and_save_last_trajectory(
             self, i: int, last_game_segments: Any, last_game_priorities: Any, game_segments: Any, done: Any
     ) -> None:
@@ -199,4 +219,4 @@ class TextEvaluator(MuZeroEvaluator):
             ready_obs = {env_id: current[env_id] for env_id in ready_env_id}
             return watched.search(ready_obs, lambda: forward(*args, ready_env_id=ready_env_id, **kwargs))
 
-        super().__init__(env=_Environments(env, watched), policy=policy._replace(forward=search), **arguments)
+        super().__init__(env=_Environments(env, watched.stepped), policy=policy._replace(forward=search), **arguments)

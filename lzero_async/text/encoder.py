@@ -36,7 +36,9 @@ class CachedEncoder(nn.Module):
         - path (:obj:`str`): where it came from.
     """
 
-    def __init__(self, encoder: nn.Module, path: str) -> None:
+    _encoder: nn.Module
+
+    def __init__(self, encoder: Any, path: str) -> None:
         super().__init__()
         # Past nn.Module's own bookkeeping, so that its weights are nobody's.
         object.__setattr__(self, '_encoder', encoder.eval().requires_grad_(False))
@@ -55,8 +57,9 @@ class CachedEncoder(nn.Module):
             row[:int(length)].tobytes()
             for row, length in zip(x.to('cpu', torch.int32).numpy(), _lengths(attention_mask), strict=True)
         ]
-        known = {text: self.rows.get(text) for text in dict.fromkeys(texts)}
-        missing = sorted((text for text, vector in known.items() if vector is None), key=len)
+        found = {text: self.rows.get(text) for text in dict.fromkeys(texts)}
+        known = {text: vector for text, vector in found.items() if vector is not None}
+        missing = sorted(found.keys() - known.keys(), key=lambda text: (len(text), text))
         for start in range(0, len(missing), ENCODED_AT_ONCE):
             some = missing[start:start + ENCODED_AT_ONCE]
             for text, vector in zip(some, self._encoded(some), strict=True):

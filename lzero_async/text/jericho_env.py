@@ -64,6 +64,9 @@ class JerichoAsyncEnv(JerichoEnv):
             - game_timeout_s (:obj:`float`): after how long a call into the interpreter counts as hanging.
     """
 
+    _action_list: list[str] | None
+    blocked_actions: set[str]
+
     DEFAULT_CONFIG = {
         **JerichoEnv.DEFAULT_CONFIG,
         'game_path': None,
@@ -133,6 +136,7 @@ class JerichoAsyncEnv(JerichoEnv):
         self._complete(timestep.obs)
         timestep.info['action'] = words
         if timestep.done:
+            timestep.info['game_over'] = bool(self._env.game_over() or self._env.victory())  # or just max_steps
             # Upstream's evaluator logs the mean of each of these.
             timestep.info['episode_info'] = {
                 'game_steps': self.env_step, 'actions_dropped': self.actions_dropped - self._dropped_before

@@ -45,4 +45,4 @@ def install() -> None:
     # By its name: once something has imported ctypes.util, as torch does, the attribute jericho.util is that module.
     util = importlib.import_module('jericho.util')
     if not hasattr(util, 'spacy_nlp'):
-        util.spacy_nlp = tokens
+        setattr(util, 'spacy_nlp', tokens)  # noqa: B010 (a name that the module declares nowhere)
