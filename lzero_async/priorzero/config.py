@@ -23,7 +23,7 @@ class PriorTraining:
     store_size: int = 10_000  # records kept
     device: str | None = None  # None is llm_device
     threads: int = 1  # torch threads
-    held_out: int = 32  # states at most, of those held out, that are looked at when the run ends; 0 looks at none
+    held_out: int = 32  # records at most, of states never trained on, to look at when the run ends; 0 looks at none
 
     def __post_init__(self) -> None:
         for name, least in (('batch_size', 1), ('store_size', 1), ('threads', 1), ('held_out', 0)):

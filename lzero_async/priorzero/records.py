@@ -116,9 +116,8 @@ class ExperienceStore:
         return self._random.choices(list(self._train.values()), k=count)
 
     def held_out(self, count: int) -> list[Record]:
-        """The newest of different held-out states."""
-        newest = {(record.context, record.actions): record for record in self._held_out.values()}
-        return list(newest.values())[-count:]
+        """The newest of those that are never trained on."""
+        return list(self._held_out.values())[-count:] if count else []
 
     def counts(self) -> Mapping[str, int]:
         return {

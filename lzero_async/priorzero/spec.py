@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core import ConfigError
 
-SECTION = 'prior'
+SECTION = 'policy.priorzero.llm'
 Options = TypeVar('Options')
 
 

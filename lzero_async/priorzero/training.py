@@ -40,7 +40,7 @@ class PriorTrainer:
     def run(self, request: TrainRequest | StateRequest | AssessRequest) -> Any:
         if isinstance(request, TrainRequest):
             return self._train(request)
-        return self._state() if isinstance(request, StateRequest) else self._assess(request.states)
+        return self._state() if isinstance(request, StateRequest) else self._assess(request.records)
 
     def _state(self) -> dict[str, np.ndarray]:
         return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self._prior.state().items()}
@@ -58,8 +58,8 @@ class PriorTrainer:
             self._state() if losses else {}
         )
 
-    def _assess(self, states: int) -> Assessment:
-        examples = [example_of(record) for record in self._store.held_out(states)]
+    def _assess(self, records: int) -> Assessment:
+        examples = [example_of(record) for record in self._store.held_out(records)]
         if not examples:
             return Assessment(0, float('nan'), float('nan'))
         now = {name: tensor.clone() for name, tensor in self._prior.state().items()}

@@ -18,6 +18,8 @@ from .records import RecordTape
 from .root import RootPrior, context_of
 from .training import PriorTrainer
 
+NOT_ASKED = np.empty(0, np.float32)  # the log-probabilities of a search that asked no language model
+
 
 class PriorDesk:
     """A worker's language model and what it has seen; hangs on the worker's policy, where the recipe finds it."""
@@ -45,8 +47,9 @@ class PriorDesk:
             visits = np.asarray(output[env_id]['visit_count_distributions'], dtype=np.float64)[valid]
             self.tape.searched(
                 env_id, context=context_of(obs), actions=tuple(obs['valid_actions']), visits=visits / visits.sum(),
-                action=int(np.searchsorted(valid, int(output[env_id]['action']))), log_probs=scores[env_id],
-                model_version=self.model_version, prior_version=self.root.version
+                action=int(np.searchsorted(valid, int(output[env_id]['action']))),
+                log_probs=scores.get(env_id, NOT_ASKED), model_version=self.model_version,
+                prior_version=self.root.version
             )
 
     def after_step(self, timesteps: Mapping[int, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..core import ConfigError
 from ..priorzero.config import Asking, PriorZeroConfig
+from ..priorzero.make import check_spec
 from ..text.collector import Observations, Phase
 from .text_unizero import TextUniZeroRecipe
 
@@ -30,7 +31,7 @@ class PriorZeroRecipe(TextUniZeroRecipe):
             raise ConfigError(
                 "policy.model.world_model_cfg.obs_type must be 'text': a language model can only be asked about texts"
             )
-        self.prior(main_config.policy)  # what cannot work is refused before anything starts
+        check_spec(self.prior(main_config.policy).llm)  # what cannot work is refused before anything starts
 
     def prior(self, policy_cfg: Any) -> PriorZeroConfig:
         return PriorZeroConfig.from_policy(policy_cfg)

@@ -107,8 +107,8 @@ class PriorRole:
         if self._held_out and self.updates and not self._hurried.is_set():
             self.assessment = self.handle.run([], AssessRequest(self._held_out))
             logger.info(
-                'cross-entropy of search under the prior on %d held-out states: %.4g, at first %.4g',
-                self.assessment.states, self.assessment.after, self.assessment.before
+                'cross-entropy of search under the prior on %d held-out records: %.4g, at first %.4g',
+                self.assessment.records, self.assessment.after, self.assessment.before
             )
 
     def stop(self, hurried: bool) -> None:
