@@ -13,7 +13,9 @@ game_path = None
 encoder = None
 collector_env_num = 4
 num_segments = collector_env_num  # the segment collector wants them equal
-evaluator_env_num = 1  # the shipped game has no dice: every evaluation of the same weights is the same
+# The game has no dice but the search has: it chooses among equals at random. With one episode per evaluation, luck
+# would end a run within a few hundred steps.
+evaluator_env_num = 8
 num_simulations = 16
 max_env_step = int(1e4)
 batch_size = 64
