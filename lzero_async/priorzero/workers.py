@@ -107,8 +107,9 @@ def make_eval_worker(*, asking: Asking, **arguments: Any) -> PriorEvalWorker:
 
 
 def _desk(policy: Any, asking: Asking, worker: int = 0) -> PriorDesk:
+    llm = asking.llm if asking.mixing.needs_llm else {'backend': 'uniform'}  # nobody would ask it
     with torch.random.fork_rng(devices=[]):  # making a model draws numbers; searches are to draw the same as without
-        prior = make_prior(asking.llm, asking.device)
+        prior = make_prior(llm, asking.device)
     return PriorDesk(policy, prior, asking, worker)
 
 
