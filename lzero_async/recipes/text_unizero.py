@@ -89,8 +89,8 @@ def _agree(section: Any, path: str, key: str, env: Any, env_key: str) -> None:
         section[key] = env[env_key]
     elif section[key] != env[env_key]:
         raise ConfigError(
-            f'policy.{path} is {section[key]} but env.{env_key} is {env[env_key]}: make them equal, or leave the former '
-            'out'
+            f'policy.{path} is {section[key]} but env.{env_key} is {env[env_key]}: make them equal, or leave the '
+            'former out'
         )
 
 
