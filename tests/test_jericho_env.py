@@ -21,7 +21,7 @@ from lzero_async.placement.process import ProcessHandle
 from lzero_async.text import extras, game, games, watchdog
 from lzero_async.text.game import Game, forget_valid_actions
 from lzero_async.text.jericho_env import IllegalAction, JerichoAsyncEnv
-from lzero_async.transport.memory import Block, new_prefix
+from lzero_async.transport.memory import new_prefix
 
 pytestmark = pytest.mark.envtest
 
@@ -237,9 +237,6 @@ class Hanging:
         story.frotz_lib = type('Stuck', (), {'get_score': lambda *_: 0, 'step': lambda *_: libc.sleep(600)})()
         story.step('take key')
 
-    def load(self, version: int, weights: memoryview) -> None:
-        """Nothing."""
-
     def close(self) -> None:
         """Nothing."""
 
@@ -251,18 +248,16 @@ def make_hanging(**_: Any) -> Hanging:
 def test_a_game_that_hangs_ends_its_worker_and_is_named(tmp_path: Path) -> None:
     prefix = new_prefix()
     handle = ProcessHandle(WorkerSpec('collector-0', 'test_jericho_env:make_hanging'), prefix, tmp_path, 100.0)
-    nothing = Block(1, f'{prefix}w')
     try:
         handle.start()
         handle.wait_ready()
         with pytest.raises(
                 WorkerError, match=r"the game interpreter hung for 0.2 s in 'take key' \(tw-cellar.z5\)"
         ) as caught:
-            handle.run(0, nothing, None)
+            handle.run([], None)
         assert 'in step' in caught.value.detail, 'where it hangs'
     finally:
         handle.close(20.0)
-        nothing.close()
     assert not psutil.pid_exists(handle.pid or 0)
 
 

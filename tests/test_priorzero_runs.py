@@ -62,7 +62,9 @@ class OneAction(UniformPrior):
 def collected(encoder: str, mixing: Mixing | None, batches: int = 3) -> list[Batch]:
     """Batches of a fresh policy with chance pinned; without a mixing they are plain text UniZero's."""
     recipe: Any = TEXT_UNIZERO if mixing is None else PRIORZERO
-    cfg: EasyDict = compiled(recipe, *prepare(*tiny_text(encoder, num_simulations=12, root_noise_weight=0.0)), 0)
+    section = dict(llm=dict(backend='uniform'), train=dict(enabled=False))
+    configs = tiny_text(encoder, num_simulations=12, root_noise_weight=0.0, priorzero=section)
+    cfg: EasyDict = compiled(recipe, *prepare(*configs), 0)
     torch.manual_seed(0)
     policy = policy_of(cfg, None)
     recipe.ready(policy)

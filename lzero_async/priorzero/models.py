@@ -49,7 +49,8 @@ def _transformers() -> ModuleType:
 
 
 def locate(path: str | None) -> Path:
-    """The directory or GGUF file that is meant."""
+    """The directory or GGUF file that is meant; what reads it must be there too."""
+    _transformers()
     if path is None or path == PACKAGED:
         # Only looked up: importing it would want its own dependencies.
         package = importlib.util.find_spec(PACKAGE)

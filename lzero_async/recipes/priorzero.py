@@ -31,7 +31,9 @@ class PriorZeroRecipe(TextUniZeroRecipe):
             raise ConfigError(
                 "policy.model.world_model_cfg.obs_type must be 'text': a language model can only be asked about texts"
             )
-        check_spec(self.prior(main_config.policy).llm)  # what cannot work is refused before anything starts
+        prior = self.prior(main_config.policy)  # what cannot work is refused before anything starts
+        if prior.mixing.needs_llm:
+            check_spec(prior.llm)
 
     def prior(self, policy_cfg: Any) -> PriorZeroConfig:
         return PriorZeroConfig.from_policy(policy_cfg)
