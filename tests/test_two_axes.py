@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Crew
+from conftest import Crew, Watched
 from fakes import FakeTrainer
 from test_engine import PLACEMENTS, assert_books_balance, assert_nothing_is_left, children, make_engine
 
@@ -97,10 +97,10 @@ def test_roles_on_one_device_alternate(crew: Crew) -> None:
 
 def test_whoever_waits_comes_before_who_comes_back(crew: Crew) -> None:
     turns, order = Turns({'learner': ('gpu',), 'prior': ('gpu',)}), []
+    turns._moved = watched = Watched(threading.RLock())
     with turns.turn('learner'):
         waiting = crew.start(lambda: _note(turns, 'prior', order))
-        while len(turns._lines['gpu']) < 2:  # a thread that has begun to wait
-            threading.Event().wait(0.001)
+        watched.expect_waiting()
     with turns.turn('learner'):
         order.append('learner')
     waiting.result(timeout=20)
