@@ -179,8 +179,9 @@ class Engine(Run):
                 logger.warning('%s: finishing the update at hand', signal.Signals(self.interrupted_by or 0).name)
                 return None
             if isinstance(news, BaseException):
-                return news
-            if name == 'learner' and self.prior is not None:
+                if last == 'learner' or not self._is_of_a_collector(news):
+                    return news
+            elif name == 'learner' and self.prior is not None:
                 self.gate.stop()
                 for handle in self._collectors:
                     handle.cancel()
@@ -188,6 +189,10 @@ class Engine(Run):
                 last = 'prior'
             elif name == last:
                 return None
+
+    def _is_of_a_collector(self, error: BaseException) -> bool:
+        """Whether an error may be no more than a collector's answer to being cancelled while it was still starting."""
+        return isinstance(error, WorkerError) and error.worker in {handle.name for handle in self._collectors}
 
     def _stop(self, hurried: bool) -> BaseException | None:
         """Bring every role to its end; an error that only came up on the way."""

@@ -111,6 +111,8 @@ class FakeWorker:
         self.cancelled = threading.Event()
         if how == 'init':
             raise OSError('no environment today')
+        if how == 'slow start':
+            signal.pause()
 
     def load(self, axis: str, version: int, weights: memoryview) -> None:
         assert _seen(weights) == version, f'snapshot {version} of {axis} holds {_seen(weights)}'
@@ -177,12 +179,11 @@ class FakePriorTrainer:
         self.jobs += 1
         if self.jobs == self.at and self.how == 'raise':
             raise ValueError('the language model broke')
-        if self.cancelled.wait(self.duration_s):
-            raise Cancelled
+        updates = 0 if self.cancelled.wait(self.duration_s) else request.updates
         self.received += len(request.records)
-        self.updates += request.updates
-        return Trained(request.updates, [1.0] * request.updates, {'received': self.received}, self.duration_s, 0.0,
-                       self._weights() if request.updates else {})
+        self.updates += updates
+        return Trained(updates, [1.0] * updates, {'received': self.received}, self.duration_s, 0.0,
+                       self._weights() if updates else {})
 
     def _weights(self) -> dict[str, Any]:
         return {'weight': np.full(3, self.updates, dtype=np.float32)}

@@ -202,6 +202,13 @@ def test_the_trainer_does_what_was_granted_and_tells_its_weights() -> None:
     assert worker.run(StateRequest())['weight'].tolist() == [3.0]
 
 
+def test_a_trainer_that_is_cancelled_keeps_the_records_and_gives_the_updates_back() -> None:
+    worker = trainer()
+    worker.cancel()
+    done = worker.run(TrainRequest([record(f'room {i}') for i in range(40)], 3))
+    assert (done.updates, done.store['received'], done.weights) == (0, 40, {})
+
+
 def test_an_assessment_compares_with_the_model_of_the_start_and_changes_nothing() -> None:
     worker = trainer()
     worker.run(TrainRequest([record(f'room {i}') for i in range(100)], 4))

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from fractions import Fraction
 from pathlib import Path
@@ -77,6 +79,37 @@ def test_a_trainer_that_fails_ends_the_run_with_its_name(tmp_path: Path) -> None
     report = engine.report()
     assert report['llm']['batches_lost'] == 1 and 'prior-trainer failed' in report['llm']['loss_causes'][0]
     assert_books_balance(report)
+
+
+@pytest.mark.parametrize('placement', PLACEMENTS)
+def test_a_signal_loses_nothing_on_either_axis(tmp_path: Path, placement: str) -> None:
+    before = children()
+    engine = make_engine(tmp_path, placement, max_env_step=10**9, prior={'duration_s': 0.2, 'train': {}})
+    publish = engine.prior.store.publish
+
+    def and_interrupt(version: int, weights: Any) -> bool:
+        if version:
+            os.kill(os.getpid(), signal.SIGINT)
+        return publish(version, weights)
+
+    engine.prior.store.publish = and_interrupt
+    engine.run()
+    report = engine.report()
+    assert engine.interrupted_by == signal.SIGINT and report['ended'] == 'interrupted by SIGINT'
+    assert_nothing_is_left(engine, before)
+    for books in (report, report['llm']):
+        assert_books_balance({**books, 'updates_done': books['updates_done'] + books['updates_returned']})
+        assert books['batches_lost'] == 0
+    assert report['llm_held_out'] is None  # there was no time for it
+
+
+def test_a_collector_that_never_started_does_not_spoil_the_end(tmp_path: Path) -> None:
+    engine = make_engine(
+        tmp_path, 'process', max_env_step=50, collector={'how': 'slow start'}, prior={'train': {}}, num_collectors=2
+    )
+    engine.run()
+    report = engine.report()
+    assert report['env_steps'] >= 50 and report['batches_lost'] == 0 and report['llm_held_out'] is not None
 
 
 def test_roles_on_one_device_alternate(crew: Crew) -> None:

@@ -50,7 +50,9 @@ class PriorTrainer:
         self._store.push(request.records)
         losses = []
         for _ in range(request.updates if self._store.trainable else 0):
-            self._pause()
+            if self._cancelled.is_set():
+                break  # what was done counts, and the rest is given back
+            self._beat()
             batch = self._store.sample(self._settings.batch_size)
             losses.append(self._prior.train_step([example_of(record) for record in batch]).loss)
         return Trained(
