@@ -175,6 +175,8 @@ class FakePriorTrainer:
         if isinstance(request, StateRequest):
             return self._weights()
         if isinstance(request, AssessRequest):
+            if self.cancelled.wait(self.duration_s):
+                raise Cancelled
             return Assessment(request.records, 1.0, 0.5)
         self.jobs += 1
         if self.jobs == self.at and self.how == 'raise':

@@ -73,6 +73,17 @@ def test_the_recorder_uses_the_same_bound(monkeypatch):
     assert costs.attained(1, 2, False) == best_s(BatchCosts(1.0, 1.5, 0.0), 1, 2, False) / 2.0
 
 
+def test_an_evaluation_after_the_last_batch_is_not_on_the_clock(monkeypatch):
+    moments = iter([0.0, 2.0, 5.0])
+    monkeypatch.setattr('lzero_async.telemetry.recorder.time.monotonic', lambda: next(moments))
+    costs = Costs()
+    for number in range(3):
+        costs.trained(number, admitted=1, collect_s=1.0, learn_s=1.5)
+        if number:
+            costs.evaluated(1.0)
+    assert costs.per_batch()['eval'] == 0.5
+
+
 # --------------------------------------------------------------------------------------------------- without any costs
 
 

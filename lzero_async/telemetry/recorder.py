@@ -119,6 +119,7 @@ class Costs:
         self._learn_s = 0.0
         self._collect_s = 0.0
         self._eval_s = 0.0
+        self._eval_since_s = 0.0  # of evaluations since the last trained batch, where the clock stands
 
     def trained(self, number: int, admitted: int, collect_s: float, learn_s: float) -> None:
         """A batch was trained; ``admitted`` batches had been admitted by then."""
@@ -126,6 +127,8 @@ class Costs:
         if self._began is None:
             self._began, self._admitted_before = self._ended, admitted
             return
+        self._eval_s += self._eval_since_s
+        self._eval_since_s = 0.0
         self._learnt += 1
         self._learn_s += learn_s
         if number >= self._admitted_before:
@@ -134,7 +137,7 @@ class Costs:
 
     def evaluated(self, eval_s: float) -> None:
         if self._began is not None:
-            self._eval_s += eval_s
+            self._eval_since_s += eval_s
 
     def per_batch(self) -> dict[str, float]:
         return {
