@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -106,9 +107,17 @@ def die(meeting: Any, connection: Any) -> None:
     os._exit(3)
 
 
+def hang_up(meeting: Any, connection: Any) -> None:
+    """The same, where its pipe is seen to end before the process does, and with a job unread."""
+    connection.poll(None)
+    connection.close()
+    signal.pause()
+
+
 @pytest.mark.envtest
-def test_a_measuring_process_that_dies_is_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gil, '_serve', die)
+@pytest.mark.parametrize('end', [die, hang_up])
+def test_a_measuring_process_that_dies_is_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch, end: Any) -> None:
+    monkeypatch.setattr(gil, '_serve', end)
     with pytest.raises(WorkerError, match='measures the GIL'):
         gil.measure(simulations=50, rounds=1)
 

@@ -115,14 +115,17 @@ class _TwoProcesses:
             end.close()
 
     def search(self, simulations: int) -> float:
-        for end in self._ours:
-            end.send(simulations)
-        return _span([self._receive(end) for end in self._ours])
+        try:
+            for end in self._ours:
+                end.send(simulations)
+            return _span([self._receive(end) for end in self._ours])
+        except (EOFError, OSError) as error:  # whichever of its end and its pipe's end is seen first
+            raise WorkerError('a process that measures the GIL', 'it ended before its work was done') from error
 
     def _receive(self, end: Connection) -> tuple[float, float]:
         deaths = [process.sentinel for process in self._processes]  # of the other too, which this one may wait for
         if end not in wait([end, *deaths]):
-            raise WorkerError('a process that measures the GIL', 'it ended before its work was done')
+            raise EOFError
         return end.recv()
 
 
