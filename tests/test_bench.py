@@ -17,7 +17,7 @@ import pytest
 from test_cli import alive, command, lzero_async, processes_of, write_config
 from test_cli import environment as shell
 
-from lzero_async.bench import compare, disturb, learn, scale, speed, table
+from lzero_async.bench import compare, disturb, learn, prior, scale, speed, table
 from lzero_async.bench.child import Order, recorded_collects
 from lzero_async.bench.counting import Collect, Update, credited, fraction_within, steps_within
 from lzero_async.bench.measure import environment, result_in
@@ -263,6 +263,7 @@ def test_bench_measures_a_config_side_by_side(tmp_path: Path) -> None:
     (['--rows', 'serial,proces'], 'proces'),
     (['--config', 'nowhere.py'], 'nowhere.py'),
     (['--json', 'nowhere/out.json'], 'nowhere'),
+    (['--prior', '--rows', 'serial'], '--rows: of no use to the benchmark --prior'),
     (['--config', 'config.py', '--rows', 'serial', '--env-steps', '1', '--repeats', '1'], '1 env steps are too few'),
 ])
 def test_what_cannot_be_measured_is_said(tmp_path: Path, arguments: list[str], words: str) -> None:
@@ -410,3 +411,45 @@ def test_a_snapshots_way_is_timed_by_model_size(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(scale, 'WIDTHS', (16, 32))
     small, large = scale.model_rows()
     assert 0 < small['MB'] < large['MB'] and small['publish ms'] > 0 and small['load ms'] > 0
+
+
+# ---------------------------------------------------------------------- a language model's prior
+
+
+def a_prior_run(returns: list[list[float]], **report: Any) -> dict[str, Any]:
+    """What a run came to whose batches of ten steps ended these episodes."""
+    events = [
+        {'event': 'batch', 'env_steps': 10 * number, 'episode_returns': values}
+        for number, values in enumerate(returns, 1)
+    ]
+    events.insert(1, {'event': 'evaluation', 'env_steps': 10, 'mean_return': 2.5})
+    return prior.result_of(events, {'env_steps': 10 * len(returns), 'batches_lost': 0, **report})
+
+
+@pytest.mark.unittest
+def test_a_prior_is_worth_the_mean_return_of_the_second_half() -> None:
+    found = a_prior_run([[9.0], [9.0], [1.0], [2.0, 6.0]], llm_updates=7, other=1)
+    assert (found['mean_return'], found['episodes'], found['evaluations']) == (3.0, 3, [(10, 2.5)])
+    assert found['report'] == {'env_steps': 40, 'batches_lost': 0, 'llm_updates': 7}
+    with pytest.raises(ConfigError, match='raise --env-steps'):
+        a_prior_run([[1.0], [2.0], [], []])
+
+
+@pytest.mark.unittest
+def test_priors_are_compared_by_mean_and_spread_over_seeds() -> None:
+    held_out = {'before': 1.0, 'after': 0.75, 'records': 32}
+    rows = [
+        {'name': name, 'seed': seed, 'wall_s': 9.0, **a_prior_run([[], [value]], **extra)} for name, seed, value, extra
+        in [('UniZero alone', 0, 1.0, {}), ('UniZero alone', 1, 3.0, {}),
+            ('trained prior', 0, 5.0, {'llm_updates': 7, 'llm_held_out': held_out})]
+    ]
+    arms = prior.summarize(rows)
+    assert [(arm['name'], arm['mean_return'], arm['seeds']) for arm in arms] == [
+        ('UniZero alone', 2.0, 2), ('trained prior', 5.0, 1)
+    ]
+    assert arms[0]['spread'] == pytest.approx(2**0.5) and arms[1]['spread'] is None
+    said = prior.text({
+        'rows': rows, 'arms': arms, 'setting': {'config': 'mine.py', 'env_steps': 20, 'seeds': 2}
+    })
+    assert 'mine.py: 20 env steps, 2 seeds' in said and '1.000 -> 0.750 (32)' in said
+    assert 'UniZero alone: 2.00 (spread 1.41)' in said and said.endswith('trained prior: 5.00\n')

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny_lm
 import torch
+from completions_server import CompletionsServer
 from easydict import EasyDict
 from tiny_text import tiny_encoder, tiny_text
 
@@ -177,6 +178,24 @@ def test_a_server_that_is_not_there_ends_the_run_with_its_address(encoder: str) 
         train(encoder, llm, train=dict(enabled=False), off_policy_degree=2)
     report = json.loads(Path('run', 'async', 'report.json').read_text())
     assert report['batches_lost'] == 1 and report['batches_trained'] == 0
+
+
+@pytest.fixture
+def server(llama: str) -> Iterator[CompletionsServer]:
+    server = CompletionsServer(llama)
+    yield server
+    server.close()
+
+
+def test_a_server_that_stumbles_costs_a_run_nothing(encoder: str, server: CompletionsServer) -> None:
+    server.script.extend([500, 'half', 'answer', 503, 'hang up', 'answer', 'one less', 429])
+    llm = dict(
+        backend='openai', base_url=server.url, model='tiny', eos_token=tiny_lm.EOS, retries=3, backoff_s=0.01,
+        timeout_s=30.0
+    )
+    report = train(encoder, llm, train=dict(enabled=False), off_policy_degree=2, max_env_step=40)
+    assert report['env_steps'] >= 40 and report['batches_lost'] == 0 and report['train_iters'] > 0
+    assert not server.script
 
 
 def test_a_model_that_does_not_exist_is_named_before_anything_starts(encoder: str) -> None:

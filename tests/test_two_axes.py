@@ -60,6 +60,54 @@ def test_evaluations_pin_a_pair_of_versions(tmp_path: Path, placement: str) -> N
     assert len(versions) > 1 and versions == sorted(versions) and set(versions) <= published
 
 
+@pytest.mark.parametrize('placement', PLACEMENTS)
+@pytest.mark.parametrize('degree', [2, 8])
+def test_low_and_high_degrees_overlap_within_their_bounds(tmp_path: Path, placement: str, degree: int) -> None:
+    engine = make_engine(
+        tmp_path, placement, FakeTrainer(ratio=Fraction(1, 2), update_s=0.001), max_env_step=300, duration_s=0.004,
+        prior={'duration_s': 0.004, 'train': {'replay_ratio': 0.5}}, off_policy_degree=degree
+    )
+    engine.run()
+    report = engine.report()
+    for books in (report, report['llm']):
+        assert_books_balance(books)
+        assert books['batches_lost'] == 0 and books['max_age'] <= degree - 1
+    assert report['overlap_s'] > 0 and report['llm_max_lag'] <= report['llm_lag_bound']
+
+
+@pytest.mark.parametrize('beside', [False, True])
+def test_both_models_learn_on_beside_an_asynchronous_evaluation(tmp_path: Path, beside: bool) -> None:
+    ahead: list[tuple[int, int]] = []  # env steps that each model had learnt from since, when a result came in
+
+    class Trainer(FakeTrainer):
+
+        def evaluated(self, result: Any, state: Any) -> None:
+            ahead.append((10 * len(self.pushed) - result.env_steps, engine.prior.records - result.env_steps))
+
+    engine = make_engine(
+        tmp_path, 'thread', Trainer(eval_freq=50), max_env_step=800, prior={'train': {}},
+        evaluator={'duration_s': 0.1}, enable_async_eval=beside
+    )
+    engine.run()
+    world, prior = (max(each) for each in zip(*ahead, strict=True))
+    assert world > 0 and prior > 0 if beside else world == 0
+
+
+def test_automatic_degrees_follow_measured_times_on_each_axis(tmp_path: Path) -> None:
+    engine = make_engine(
+        tmp_path, 'thread', FakeTrainer(ratio=Fraction(1, 10)), max_env_step=400, duration_s=0.001, num_collectors=1,
+        prior={'duration_s': 0.04, 'train': {}}, off_policy_degree=-1
+    )
+    engine.run()
+    report = engine.report()
+    assert report['mode'] == report['llm']['mode'] == 'auto'
+    for books in (report, report['llm']):
+        assert_books_balance(books)
+        assert books['degree_history'][0] == {'batch': 0, 'degree': 2, 'reason': 'start'}
+    # The language model holds everything up: its learner never waits, so there is nothing to gain from a higher degree.
+    assert {change['degree'] for change in report['llm']['degree_history']} <= {1, 2}
+
+
 def test_a_slow_language_model_holds_collects_back(tmp_path: Path) -> None:
     engine = make_engine(
         tmp_path, 'thread', max_env_step=100,

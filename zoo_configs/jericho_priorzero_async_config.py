@@ -13,7 +13,7 @@ entry = 'train_priorzero_async'
 # A directory with a causal language model of Hugging Face's form, or a .gguf file; None is the packaged SmolLM2-135M.
 llm_path = None
 # How much of a root's policy is the language model's.
-prior_weight = 0.5
+prior_weight = 0.25
 # False leaves the language model as it is.
 train_llm = True
 # Turns of the episode that the language model is told, beside the present observation.
@@ -32,7 +32,7 @@ main_config.policy.priorzero = EasyDict(
     llm=dict(backend='hf', path=llm_path, lr=3e-4),
     # p = w * softmax(llm / temperature) + (1 - w) * softmax(world model). 'fixed': w is weight. 'adaptive': weight
     # times 1 - the world model's entropy over its maximum. 'llm' and 'world_model': one of them alone.
-    mixing=dict(mode='fixed', weight=prior_weight, temperature=0.25),
+    mixing=dict(mode='fixed', weight=prior_weight, temperature=1.0),
     train=dict(
         enabled=train_llm,
         # (Optional[int]) As off_policy_degree, on the language model's own axis; None is the same number.
