@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -192,6 +193,13 @@ def test_an_illegal_action_is_an_error_that_says_all(env: JerichoAsyncEnv, actio
 def test_a_story_file_that_does_not_exist_is_refused(encoder: str) -> None:
     with pytest.raises(ConfigError, match="env.game_path is '/no/such.z5': there is no such story file"):
         make(encoder, game_path='/no/such.z5')
+
+
+@pytest.mark.parametrize('name', ['tw-cellar.z5', 'mine.z5'])
+def test_a_copy_of_the_shipped_game_is_the_shipped_game(encoder: str, tmp_path: Path, name: str) -> None:
+    copied = shutil.copy(games.CELLAR, tmp_path / name)
+    assert sum(step.reward for step in play(make(encoder, game_path=str(copied)), WALKTHROUGH)) == games.MAX_SCORE
+    assert games.suggestion(games.story_file(str(copied))).stop_value == games.MAX_SCORE
 
 
 def test_a_story_that_jericho_does_not_know_is_refused(encoder: str, tmp_path: Path) -> None:
