@@ -124,6 +124,7 @@ class Batch:
     cpu_s: float = 0.0  # CPU time of the collect, 0 where it cannot be told apart
     scalars: Sequence[tuple[str, float, int]] = ()  # (tag, value, step) for TensorBoard
     records: Sequence[Any] = ()  # what a language model learns from, where there is one
+    left_out: Mapping[str, int] = field(default_factory=dict)  # what found no room, counted by name; see recorder.py
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,7 @@ class Run(ABC):
                 self.num_collectors, available_cores(), self.config.enable_async_eval
             ),
             'cpu_s_per_batch': self.recorder.costs.per_batch(),
+            'left_out': dict(self.recorder.left_out),
             **self.gate.get_statistics(),
             **(self.prior.report() if self.prior else {}),
         }

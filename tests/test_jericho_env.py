@@ -69,7 +69,7 @@ def test_observations_carry_text_actions_and_history(env: JerichoAsyncEnv) -> No
     first = env.reset()
     assert first['history'] == () and 'You are looking for a green gem' in first['raw_text']
     assert first['valid_actions'] == ('east', 'north', 'take lamp')
-    assert first['action_mask'].tolist() == [1, 1, 1] + [0] * 7
+    assert first['action_mask'].tolist() == [1, 1, 1] + [0] * 7 and first['actions_dropped'] == 0
     assert first['timestep'] == 0 and first['to_play'] == -1 and first['observation'].shape == (64,)
     steps = play(env, WALKTHROUGH[:3])
     history = steps[-1].obs['history']
@@ -158,9 +158,10 @@ def test_what_is_remembered_is_bounded() -> None:
 def test_too_many_actions_are_counted_and_told_once(encoder: str, caplog: pytest.LogCaptureFixture) -> None:
     env = make(encoder, max_action_num=2, max_steps=2)
     with caplog.at_level('WARNING', 'lzero_async'):
-        assert env.reset()['valid_actions'] == ('east', 'north')
-        env.step(1)  # four are valid in the kitchen
-        last = env.step(1)
+        first = env.reset()
+        assert first['valid_actions'] == ('east', 'north')
+        second, last = env.step(1), env.step(1)  # four are valid in the kitchen
+    assert [obs['actions_dropped'] for obs in (first, second.obs, last.obs)] == [1, 2, 1]
     assert env.actions_dropped == 1 + 2 + 1
     assert last.done and last.info['episode_info']['actions_dropped'] == 4
     assert [record.getMessage() for record in caplog.records if '3 actions are valid but max_action_num is 2'

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from lzero_async.priorzero.config import Asking
 from lzero_async.priorzero.mixing import Mixing
 from lzero_async.priorzero.workers import PriorCollectWorker, PriorDesk
 from lzero_async.recipes import PRIORZERO, TEXT_UNIZERO
+from lzero_async.telemetry import recorder
 from lzero_async.validate import prepare
 
 pytestmark = pytest.mark.envtest
@@ -131,9 +133,9 @@ def test_every_step_leaves_a_record_that_says_what_happened(encoder: str) -> Non
 
 
 def train(encoder: str, llm: dict[str, Any], max_env_step: int = 120, train: dict[str, Any] | None = None,
-          **policy: Any) -> dict[str, Any]:
+          env: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any]:
     section = dict(llm=llm, mixing=dict(weight=0.5), train={'batch_size': 4, **(train or {})})
-    train_priorzero_async(tiny_text(encoder, priorzero=section, **policy), seed=0, max_env_step=max_env_step)
+    train_priorzero_async(tiny_text(encoder, env, priorzero=section, **policy), seed=0, max_env_step=max_env_step)
     return json.loads(Path('run', 'async', 'report.json').read_text())
 
 
@@ -155,6 +157,25 @@ def test_both_models_are_trained_at_once_and_nothing_is_lost(encoder: str, llama
     store = report['llm_store']
     assert report['llm_records'] == store['received'] == store['held'] + store['evicted']
     assert report['overlap_s'] > 0 and report['llm_held_out']['records'] > 0
+    assert report['left_out'] == {'actions_dropped': 0, 'prompts_cut': 0}
+
+
+@pytest.mark.parametrize('degree', [0, 2])
+def test_what_finds_no_room_is_counted_and_told_by_the_run_itself(
+        encoder: str, tmp_path: Path, degree: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(recorder.logger, 'warning', lambda message, *values: told.append(message % values))
+    report = train(
+        encoder, dict(path=tiny_lm.save(tmp_path / 'short', window=96)), env=dict(max_action_num=2), max_env_step=40,
+        train=dict(enabled=False), off_policy_degree=degree
+    )
+    # Three actions or more are valid in all states but a few, and no prompt of the game is as short as the window.
+    assert report['env_steps'] / 2 < report['left_out']['actions_dropped'] < 10 * report['env_steps']
+    assert 0 < report['left_out']['prompts_cut'] <= report['env_steps']
+    assert len(told) == 2, 'once each'
+    assert re.match(r'batch 0: \d+ valid actions found no room in env.max_action_num', told[0])
+    assert re.match(r'batch 0: \d+ prompts were longer than the language model reads', told[1])
 
 
 def test_degree_0_strictly_alternates(encoder: str, llama: str) -> None:

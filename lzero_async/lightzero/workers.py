@@ -141,7 +141,7 @@ class CollectWorker(_Worker):
             env_steps=collector.envstep - request.env_steps, episode_returns=returns,
             temperature=request.temperature, epsilon=request.epsilon, random_actions=request.random_actions,
             duration_s=time.monotonic() - started, ended_at=time.time(), cpu_s=self._clock() - cpu,
-            scalars=self._tape.cut()
+            scalars=self._tape.cut(), left_out=self._recipe.left_out(collector)
         )
 
     def _explore(self, forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -40,6 +40,10 @@ class CachedPrior:
     def version(self) -> int:
         return self.prior.version
 
+    @property
+    def truncated(self) -> int:
+        return self.prior.truncated
+
     def score(
         self, contexts: Sequence[Context], actions: Sequence[Sequence[str]]
     ) -> tuple[list[np.ndarray], int]:

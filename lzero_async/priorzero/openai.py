@@ -64,6 +64,8 @@ class OpenAIPrior:
         - options (:obj:`OpenAIOptions`): which server and model, and how patient to be.
     """
 
+    truncated = 0  # only the server knows how much it reads; it refuses what is longer, which ends the run
+
     def __init__(self, options: OpenAIOptions) -> None:
         self.options = options
         self._client = JsonClient(

@@ -49,6 +49,10 @@ class LLMPrior(Protocol):
     def version(self) -> int:
         """Number of the snapshot in force."""
 
+    @property
+    def truncated(self) -> int:
+        """Prompts so far that lost their oldest tokens."""
+
     def score(
         self, contexts: Sequence[Context], actions: Sequence[Sequence[str]]
     ) -> tuple[list[np.ndarray], int]:
@@ -72,6 +76,8 @@ class LLMPrior(Protocol):
 
 class UniformPrior:
     """No opinion: every action scores zero."""
+
+    truncated = 0  # nothing is read
 
     def __init__(self) -> None:
         self._version = 0

@@ -80,8 +80,13 @@ class PriorCollectWorker(_Asks, CollectWorker):
     """One batch per request, with the records of its steps."""
 
     def run(self, request: CollectRequest) -> Batch:
-        self._desk.model_version = request.version
-        return replace(super().run(request), records=self._desk.tape.cut() if self._desk.tape else ())
+        desk = self._desk
+        desk.model_version, cut_before = request.version, desk.prior.truncated
+        batch = super().run(request)
+        return replace(
+            batch, records=desk.tape.cut() if desk.tape else (),
+            left_out={**batch.left_out, 'prompts_cut': desk.prior.truncated - cut_before}
+        )
 
 
 class PriorEvalWorker(_Asks, EvalWorker):

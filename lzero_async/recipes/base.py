@@ -65,6 +65,10 @@ class Recipe(ABC):
         """The collector of a worker that has this policy; the arguments are upstream's."""
         return MuZeroSegmentCollector(**arguments)
 
+    def left_out(self, collector: Any) -> dict[str, int]:
+        """What has found no room since the last call, counted by name."""
+        return {}
+
     def make_evaluator(self, whole_policy: Any, /, **arguments: Any) -> Any:
         """The evaluator of a worker that has this policy; the arguments are upstream's."""
         return MuZeroEvaluator(**arguments)

@@ -51,6 +51,10 @@ class TextUniZeroRecipe(UniZeroRecipe):
     def make_collector(self, whole_policy: Any, /, **arguments: Any) -> TextCollector:
         return TextCollector(Watched(self, whole_policy, 'collect'), **arguments)
 
+    def left_out(self, collector: TextCollector) -> dict[str, int]:
+        dropped, collector.actions_dropped = collector.actions_dropped, 0
+        return {'actions_dropped': dropped}
+
     def make_evaluator(self, whole_policy: Any, /, **arguments: Any) -> TextEvaluator:
         return TextEvaluator(Watched(self, whole_policy, 'eval'), **arguments)
 

@@ -5,7 +5,7 @@ import json
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,12 @@ from ..core import Batch, EvalResult, Taken
 from ..sizing import BatchCosts, best_s
 
 logger = logging.getLogger(__name__)
+
+LEFT_OUT = {
+    'actions_dropped': 'valid actions found no room in env.max_action_num and could not be taken; raise it',
+    'prompts_cut': 'prompts were longer than the language model reads and lost their oldest tokens; shorten '
+                   'env.history_length',
+}
 
 
 class ScalarWriter(Protocol):
@@ -34,6 +40,7 @@ class Recorder:
         self._file = open(directory / 'metrics.jsonl', 'a', buffering=1, encoding='utf-8')
         self._scalars = scalars
         self.costs = Costs()
+        self.left_out = Counter[str]()
         self._returns: deque[float] = deque(maxlen=20)
         self._progress = Progress()
 
@@ -57,10 +64,21 @@ class Recorder:
             batch_env_steps=batch.env_steps, segments=len(batch.segments), episode_returns=list(batch.episode_returns),
             updates=updates, warmup=warmup, collect_s=batch.duration_s, collected_at=batch.ended_at, learn_s=busy_s
         )
+        self._count_left_out(batch)
         self._returns.extend(batch.episode_returns)
         if line := self._progress.line(env_steps, train_iters):
             mean = f'{sum(self._returns) / len(self._returns):.1f}' if self._returns else 'none yet'
             logger.info('%s, lag %d of at most %d, recent episode return %s', line, taken.lag, taken.lag_bound, mean)
+
+    def _count_left_out(self, batch: Batch) -> None:
+        """A worker's own warnings are in its log, where nobody looks while all seems well."""
+        for name, count in batch.left_out.items():
+            if count and not self.left_out[name]:
+                logger.warning(
+                    'batch %d: %d %s (said once; the log of collector %d says more, and left_out in the report counts '
+                    'them)', batch.number, count, LEFT_OUT[name], batch.worker
+                )
+            self.left_out[name] += count
 
     def publication(self, version: int, env_steps: int, size: int, duration_s: float) -> None:
         """A snapshot was published."""

@@ -141,6 +141,7 @@ class TextCollector(MuZeroSegmentCollector):
 
     def __init__(self, watched: Watched, env: Any, policy: Any, policy_config: Any, **arguments: Any) -> None:
         self._watched = watched
+        self.actions_dropped = 0  # valid ones that searches could not consider
         self._asked: list[OpenSegment] = []  # since the last search, in the order of its rows
         self._open: dict[int, OpenSegment] = {}  # by environment, as of the last search
         self._carried: list[OpenSegment | None] = []  # what a collect that begins goes on with, by environment
@@ -177,6 +178,7 @@ class TextCollector(MuZeroSegmentCollector):
         ready_obs = {env_id: current[env_id] for env_id in ready_env_id}
         self._open = dict(zip(ready_env_id, self._asked, strict=True))
         self._asked.clear()
+        self.actions_dropped += sum(obs.get('actions_dropped', 0) for obs in ready_obs.values())
         texts = {env_id: to_ndarray(obs['observation']) for env_id, obs in ready_obs.items()}
         for env_id, segment in self._open.items():
             if not segment.action_segment:

@@ -2,7 +2,7 @@
 LightZero's Jericho environment, mended: ``jericho_async``.
 
 Every observation also carries what a language model would read: ``raw_text``, the game's text; ``valid_actions``, whose
-index is the action; ``history``, the last turns of this episode.
+index is the action; ``actions_dropped``, how many more are valid; ``history``, the last turns of this episode.
 """
 from __future__ import annotations
 
@@ -88,6 +88,7 @@ class JerichoAsyncEnv(JerichoEnv):
         self.steps = 0  # of all episodes; each of them was legal, or it would have raised
         self.actions_dropped = 0  # valid ones that found no room in max_action_num, over all observations
         self._dropped_before = 0  # of these, those of earlier episodes
+        self._dropped_here = 0  # and those of the present observation
         game = functools.partial(Game, timeout_s=cfg['game_timeout_s'])
         keeper = _tokenizer_of(cfg['tokenizer_path'])
         self._prepare = rebound(JerichoEnv.prepare_obs, JerichoEnv=keeper)
@@ -103,8 +104,8 @@ class JerichoAsyncEnv(JerichoEnv):
 
     def _allowed_actions(self) -> list[str]:
         valid = self._env.get_valid_actions()
-        excess = len(valid) - self.max_action_num
-        if excess > 0:
+        self._dropped_here = excess = max(0, len(valid) - self.max_action_num)
+        if excess:
             if not self.actions_dropped:
                 logger.warning(
                     '%r: %d actions are valid but max_action_num is %d, so the last %d in alphabetical order cannot be '
@@ -116,7 +117,8 @@ class JerichoAsyncEnv(JerichoEnv):
 
     def _complete(self, observation: dict[str, Any]) -> dict[str, Any]:
         observation.update(
-            raw_text=self._text, valid_actions=tuple(self._action_list or ()), history=tuple(self._history)
+            raw_text=self._text, valid_actions=tuple(self._action_list or ()), actions_dropped=self._dropped_here,
+            history=tuple(self._history)
         )
         return observation
 
