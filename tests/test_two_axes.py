@@ -95,8 +95,8 @@ def test_both_models_learn_on_beside_an_asynchronous_evaluation(tmp_path: Path, 
 
 def test_automatic_degrees_follow_measured_times_on_each_axis(tmp_path: Path) -> None:
     engine = make_engine(
-        tmp_path, 'thread', FakeTrainer(ratio=Fraction(1, 10)), max_env_step=400, duration_s=0.001, num_collectors=1,
-        prior={'duration_s': 0.04, 'train': {}}, off_policy_degree=-1
+        tmp_path, 'thread', FakeTrainer(ratio=Fraction(1, 10)), max_env_step=250, duration_s=0.001, num_collectors=1,
+        prior={'duration_s': 0.15, 'train': {}}, off_policy_degree=-1
     )
     engine.run()
     report = engine.report()
